@@ -13,7 +13,7 @@ use super::records::{Commit, Journal};
 use super::{Engine, Owner, Phase};
 use crate::command::{Copies, Event};
 use crate::io::{IoError, IoOp, Target};
-use crate::journal::{FAILED_DEVICES_MAX, SurvivingMemory, Writer};
+use crate::journal::{SurvivingMemory, Writer};
 use crate::range_locks::Range;
 use crate::units::{DeviceId, DiskId, FrameNo, Instant};
 
@@ -36,6 +36,17 @@ impl Disk {
     pub(super) fn forget_crash_log(&mut self) {
         if let Some(mut memory) = self.surviving.take() {
             memory.remove();
+        }
+    }
+
+    /// Excludes a device that failed a flush, in the previous cache too if a change is in progress:
+    /// the change may fail.
+    fn spare(&mut self, device: DeviceId) {
+        let old = self.opening.as_mut().and_then(|opening| opening.old.as_mut());
+        let old = old.and_then(|(cache, journal)| Some((&*cache, journal.as_mut()?)));
+        let new = self.cache.as_ref().zip(self.journal.as_mut());
+        for (cache, journal) in new.into_iter().chain(old) {
+            journal.spare(device, cache);
         }
     }
 
@@ -269,7 +280,6 @@ impl Engine {
         };
         if !depends {
             journal.spared.remove(&device);
-            journal.writer.set_failed_devices(&journal.spared);
         } else {
             journal.written.insert(device);
         }
@@ -294,11 +304,7 @@ impl Engine {
                 continue;
             }
             if self.spare_device(id, device) {
-                let journal = self.journal_mut(id).expect("checked above");
-                // The next commit flushes the device again.
-                journal.spared.insert(device);
-                journal.writer.set_failed_devices(&journal.spared);
-                journal.written.insert(device);
+                self.disk_mut(id).spare(device);
             } else {
                 self.journal_mut(id).expect("checked above").distrusted = true;
                 if let Some(opening) = &mut self.disk_mut(id).opening {
@@ -323,7 +329,7 @@ impl Engine {
     fn spare_device(&mut self, id: DiskId, device: DeviceId) -> bool {
         let disk = self.disks[id.0 as usize].as_mut().expect("disks outlive their I/O");
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };
-        if journal.spared.len() == FAILED_DEVICES_MAX {
+        if !journal.name_failed(device, cache) {
             return false;
         }
         let is_excluded = |at: DeviceId| at == device || journal.spared.contains(&at);

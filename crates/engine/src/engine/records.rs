@@ -158,17 +158,35 @@ impl Journal {
         }
     }
 
+    /// Excludes a device that failed a flush, and names it in all later pages of the journal ring.
+    pub(super) fn spare(&mut self, device: DeviceId, cache: &Cache) {
+        self.spared.insert(device);
+        // The next commit flushes the device again.
+        self.written.insert(device);
+        self.name_failed(device, cache);
+    }
+
+    /// Names a device that failed a flush in all later pages of the journal ring, so that it is
+    /// excluded after a restart too. The pages name the device until the next ring, even if the
+    /// device is trusted again before. Returns false if the pages cannot name another device.
+    pub(super) fn name_failed(&mut self, device: DeviceId, cache: &Cache) -> bool {
+        let its = cache.segments.iter().find(|segment| segment.place.device == device);
+        its.is_none_or(|segment| self.writer.name_failed(segment.ordinal))
+    }
+
     /// Keeps those devices excluded that the old journal excluded after a failed flush. A new
     /// journal ring does not make the data on these devices durable. So until the cache's dirty
-    /// data is destaged, only the copies on other devices count.
+    /// data is destaged, only the copies on other devices count. Unflushed writes to other devices
+    /// depend on the next flush, as before.
     pub(super) fn take_over_spared(&mut self, old: &Journal, cache: &Cache) {
+        let uses = |device: &DeviceId| cache.segments.iter().any(|segment| segment.place.device == *device);
+        self.written.extend(old.written.iter().copied().filter(uses));
         if cache.index.dirty_sectors() == 0 {
             return;
         }
-        let uses = |device: &DeviceId| cache.segments.iter().any(|segment| segment.place.device == *device);
-        self.spared = old.spared.iter().copied().filter(uses).collect();
-        self.writer.set_failed_devices(&self.spared);
-        self.written.extend(&self.spared);
+        for device in old.spared.iter().copied().filter(uses) {
+            self.spare(device, cache);
+        }
         self.mends = old.mends && !self.spared.is_empty();
     }
 

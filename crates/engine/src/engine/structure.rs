@@ -266,9 +266,10 @@ impl Engine {
         let Enable { config, segments, journal, recovered } = enable;
         let ring = journal.expect("the cache is persistent");
         let mut cache = persistent(config, segments, size)?;
-        let mut rewrite = Vec::new();
+        let (mut rewrite, mut failed) = (Vec::new(), Vec::new());
         if let Some(mut recovered) = recovered {
             rewrite = recovered.take_tail();
+            failed = std::mem::take(&mut recovered.failed_segments);
             if let Some(recovering) = &disk.recovering {
                 recovering.forget_changed(&mut recovered);
             }
@@ -276,6 +277,11 @@ impl Engine {
         }
         let mut journal = new_journal(&cache, size, ring)?;
         journal.rewrite = rewrite;
+        if cache.index.dirty_sectors() > 0 {
+            for segment in failed {
+                journal.spare(cache.segments[segment as usize].place.device, &cache);
+            }
+        }
         self.begin_opening(now, id, command, Kind::Ring, Some((cache, journal)), Vec::new());
         Ok(())
     }

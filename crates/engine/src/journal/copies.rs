@@ -96,32 +96,6 @@ impl Replay {
         }
     }
 
-    /// Drops the copies on devices whose last flush failed, if another device has a copy. Such a copy
-    /// may be lost, or be lost later, although its checksum is right now. The cache then writes a new
-    /// second copy.
-    pub(super) fn leave_failed_devices(&mut self, proof: &Proof<'_>) {
-        for second in (0..self.frames).map(FrameNo) {
-            let Some(block) = self.restoring.block(second) else { continue };
-            if self.restoring.copy(second) == Copy::First {
-                continue;
-            }
-            let Some(first) = self.restoring.find(block, Copy::First) else { continue };
-            let at = |frame| self.restoring.index().first_sector(frame);
-            let (one, two) = (at(first), at(second));
-            let gone = match (proof.is_on_failed(one), proof.is_on_failed(two)) {
-                (false, true) => two,
-                (true, false) if self.restoring.swap(first, second) => one,
-                _ => continue,
-            };
-            for i in 0..1 << self.plan.block_shift {
-                let index = self.restoring.index();
-                if index.is_valid(one + i) && index.is_valid(two + i) {
-                    self.restoring.clear(gone + i, 1);
-                }
-            }
-        }
-    }
-
     /// Drops the sectors of the copy in frame `gone`, which is on a missing device, if frame
     /// `other` also has these sectors.
     fn forget_common(&mut self, gone: FrameNo, other: FrameNo) {

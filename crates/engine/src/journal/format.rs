@@ -4,12 +4,10 @@
 //! checksum, and then every number, so that all records and frames of a valid page are in range.
 //! All integers are little-endian.
 
-use std::collections::BTreeSet;
-
 use super::crc::Crc;
 use super::{CHANGES_MAX, FAILED_DEVICES_MAX, PAGE_BYTES, ZONES};
 use crate::index::parts::ALL_UNITS;
-use crate::units::{DeviceId, SECTOR_BYTES};
+use crate::units::SECTOR_BYTES;
 
 const MAGIC: [u8; 4] = *b"hobJ";
 
@@ -28,7 +26,7 @@ const IDENTITY_AT: usize = 0x40;
 const SEGMENT_FRAMES_AT: usize = 0x60;
 const DUMP_RUNS_AT: usize = 0x64;
 const DUMP_END_AT: usize = 0x68;
-const FAILED_DEVICES_AT: usize = 0x70;
+const FAILED_SEGMENTS_AT: usize = 0x70;
 const ZONES_AT: usize = 0x80;
 /// Offset of the change records in a page, bytes.
 const RECORDS_AT: usize = 0x280;
@@ -59,9 +57,9 @@ pub(super) const SECTORS_MAX: usize = 1 << BLOCK_SHIFT_MAX;
 /// A set of zones, one bit each.
 pub(super) type Zones = [u8; ZONES / 8];
 
-/// Devices whose last flush failed: the ordinal plus 1 of each device, in ascending order. Unused
-/// entries are 0.
-pub(super) type FailedDevices = [u16; FAILED_DEVICES_MAX];
+/// Devices that failed a flush: the ordinal of one data segment on each device, plus 1. Unused entries
+/// are 0.
+pub(super) type FailedSegments = [u32; FAILED_DEVICES_MAX];
 
 /// Returns the base-2 logarithm of a zone's length in bytes.
 pub(super) fn zone_shift(disk_bytes: u64) -> u32 {
@@ -89,7 +87,7 @@ pub(super) struct Header {
     pub(super) disk_bytes: u64,
     pub(super) identity: [u8; 32],
     pub(super) segment_frames: u32,
-    pub(super) failed_devices: FailedDevices,
+    pub(super) failed_segments: FailedSegments,
     pub(super) zones: Zones,
 }
 
@@ -446,7 +444,7 @@ impl Header {
             disk_bytes: u64_at(bytes, DISK_BYTES_AT),
             identity: *bytes[IDENTITY_AT..].first_chunk()?,
             segment_frames: u32_at(bytes, SEGMENT_FRAMES_AT),
-            failed_devices: std::array::from_fn(|i| u16_at(bytes, FAILED_DEVICES_AT + 2 * i)),
+            failed_segments: std::array::from_fn(|i| u32_at(bytes, FAILED_SEGMENTS_AT + 4 * i)),
             zones: *bytes[ZONES_AT..].first_chunk()?,
         };
         // A page names no dump, or a dump that ends at or before the committed sequence number.
@@ -461,12 +459,6 @@ impl Header {
             && (1..1 << 32).contains(&blocks())
             && header.segment_frames.is_power_of_two();
         sound.then_some(header)
-    }
-
-    /// Returns the devices whose last flush failed.
-    pub(super) fn failed_devices(&self) -> BTreeSet<DeviceId> {
-        let used = self.failed_devices.iter().filter_map(|device| device.checked_sub(1));
-        used.map(DeviceId).collect()
     }
 
     /// Returns the number of a block's sectors that lie on the disk.
@@ -523,8 +515,8 @@ impl<'a> PageBuilder<'a> {
         page[DISK_BYTES_AT..][..8].copy_from_slice(&header.disk_bytes.to_le_bytes());
         page[IDENTITY_AT..][..32].copy_from_slice(&header.identity);
         page[SEGMENT_FRAMES_AT..][..4].copy_from_slice(&header.segment_frames.to_le_bytes());
-        for (i, device) in header.failed_devices.iter().enumerate() {
-            page[FAILED_DEVICES_AT + 2 * i..][..2].copy_from_slice(&device.to_le_bytes());
+        for (i, segment) in header.failed_segments.iter().enumerate() {
+            page[FAILED_SEGMENTS_AT + 4 * i..][..4].copy_from_slice(&segment.to_le_bytes());
         }
         page[ZONES_AT..][..ZONES / 8].copy_from_slice(&header.zones);
         let (block_shift, segment_frames) = (header.block_shift, header.segment_frames);

@@ -36,7 +36,7 @@ pub const CHANGES_MAX: usize = 54;
 pub const ZONES: usize = 4096;
 
 /// Maximum number of devices with a failed flush that a page can name.
-pub(crate) const FAILED_DEVICES_MAX: usize = 8;
+const FAILED_DEVICES_MAX: usize = 4;
 
 /// Recovers from a journal ring of arbitrary bytes, 4096 per page, for fuzzers. The bytes after the
 /// last whole page are records of a crash log. With `sealed`, each page gets the correct magic,

@@ -10,7 +10,7 @@
 //! | the copies are equal | the content of both |
 //! | one copy cannot be read | the content of the other copy |
 //! | the copies differ, and one matches the last commit | the content of this copy |
-//! | the copies differ, and the last flush of one copy's device failed | the content of the other copy |
+//! | the copies differ, and one copy's device failed a flush | the content of the other copy |
 //! | the copies differ, and one copy's device has more wrong dirty sectors | the content of the other copy |
 //! | the copies differ, and one copy has an earlier committed checksum | the content of the other copy |
 //! | the copies differ, and one copy's device has more wrong clean sectors | the content of the other copy |
@@ -58,7 +58,7 @@ pub(super) struct Proof<'a> {
     sectors_in_segment: u64,
     /// The device of each segment.
     devices: &'a [DeviceId],
-    /// Devices whose last flush failed.
+    /// Devices that failed a flush.
     failed: &'a BTreeSet<DeviceId>,
     /// For each device, the comparison of its dirty sectors, and that of its clean sectors.
     compared: BTreeMap<DeviceId, [Compared; 2]>,
@@ -80,8 +80,8 @@ impl<'a> Proof<'a> {
         self.devices[(sector / self.sectors_in_segment) as usize]
     }
 
-    /// Returns true if the last flush of a sector's device failed.
-    pub(super) fn is_on_failed(&self, sector: u64) -> bool {
+    /// Returns true if the device of a sector failed a flush.
+    fn is_on_failed(&self, sector: u64) -> bool {
         self.failed.contains(&self.device(sector))
     }
 

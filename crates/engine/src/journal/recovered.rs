@@ -13,6 +13,9 @@ pub struct Recovered {
     /// Dirty cache sectors that the journal does not record as durable.
     pub(super) tail: Vec<u64>,
     pub(super) parted: Vec<u64>,
+    /// One segment of each device that failed a flush, as an index into the ordinals that
+    /// [`Replay`](super::Replay) was given.
+    pub(crate) failed_segments: Vec<u32>,
     /// State of the journal, and counts of what the recovery found.
     pub summary: Summary,
     pub(super) block_shift: u32,

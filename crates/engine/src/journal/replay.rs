@@ -30,7 +30,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::format::{FrameState, Kind, Page, Record, Zones, zone_shift};
+use super::format::{FailedSegments, FrameState, Kind, Page, Record, Zones, zone_shift};
 use super::proof::{Proof, probes};
 use super::{Plan, Recovered, Summary, ZONES};
 use crate::index::restore::{Copy, Restoring};
@@ -96,8 +96,8 @@ pub struct Replay {
     /// Records of the journal tail, with frame numbers as in memory.
     tail: Vec<Record>,
     zones: Zones,
-    /// Devices whose last flush failed, from the newest page.
-    failed_devices: BTreeSet<DeviceId>,
+    /// Devices that failed a flush, as the newest page names them.
+    failed_segments: FailedSegments,
     scratch: Box<FrameState>,
     /// Cache sectors whose checksums must be verified, in ascending order.
     doubtful: Vec<u64>,
@@ -151,7 +151,7 @@ impl Replay {
             dumped_min,
             tail: Vec::new(),
             zones: [0; ZONES / 8],
-            failed_devices: BTreeSet::new(),
+            failed_segments: FailedSegments::default(),
             scratch: Box::new(FrameState::new()),
             doubtful: Vec::new(),
             parted: Vec::new(),
@@ -219,7 +219,7 @@ impl Replay {
             return Err(ReplayError::Senseless);
         }
         self.zones = page.header.zones;
-        self.failed_devices = page.header.failed_devices();
+        self.failed_segments = page.header.failed_segments;
         if all_known { Ok(()) } else { Err(ReplayError::Senseless) }
     }
 
@@ -281,7 +281,8 @@ impl Replay {
         assert!(self.next > self.plan.end, "all pages were read");
         let devices = std::mem::take(&mut self.devices);
         let doubtful = std::mem::take(&mut self.doubtful);
-        let failed_devices = std::mem::take(&mut self.failed_devices);
+        let failed_segments = self.find_failed_segments();
+        let failed_devices = failed_segments.iter().map(|segment| devices[*segment as usize]).collect();
         let mut proof = Proof::new(doubtful, sums, self.sectors_in_segment(), &devices, &failed_devices);
         let sectors_undone = self.apply_tail(|sector| proof.sum(sector));
         proof.judge(self.restoring.index());
@@ -298,9 +299,6 @@ impl Replay {
         let sectors_missing = self.reconcile(&proof);
         // The second call handles sectors whose checksum has just become known.
         self.prefer_what_is_there(&proof);
-        if !failed_devices.is_empty() {
-            self.leave_failed_devices(&proof);
-        }
         let index = self.restoring.finish(self.frames);
         let summary = Summary {
             ring: self.plan.ring,
@@ -324,10 +322,22 @@ impl Replay {
             index,
             tail,
             parted: self.parted,
+            failed_segments,
             summary,
             block_shift: self.plan.block_shift,
             segment_frames: self.plan.segment_frames,
         }
+    }
+
+    /// Returns the present segments by which the newest page names devices that failed a flush.
+    fn find_failed_segments(&self) -> Vec<u32> {
+        let named = self.failed_segments.iter().filter_map(|entry| entry.checked_sub(1));
+        named
+            .filter_map(|ordinal| self.segments.binary_search_by_key(&ordinal, |(its, _)| *its).ok())
+            .map(|at| self.segments[at].1)
+            .filter(|first_frame| *first_frame < self.frames)
+            .map(|first_frame| first_frame / self.plan.segment_frames)
+            .collect()
     }
 
     /// Applies the records of the journal tail. Returns the number of undone sectors.

@@ -34,16 +34,16 @@
 //! So recovery never needs pages more than 2P + 2U back.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use super::crash_log::{CrashLog, SurvivingMemory};
 use super::format::{
-    DUMP_BYTES_MIN, FailedDevices, FrameState, Header, Kind, PageBuilder, RUN_BYTES, Record, Zones,
+    DUMP_BYTES_MIN, FailedSegments, FrameState, Header, Kind, PageBuilder, RUN_BYTES, Record, Zones,
     frame_bytes_max, sectors_of_block, zone_shift,
 };
 use super::{CHANGES_MAX, FAILED_DEVICES_MAX, ZONES};
 use crate::index::Index;
-use crate::units::{BlockNo, DeviceId, FrameNo};
+use crate::units::{BlockNo, FrameNo};
 
 /// Maximum number of incomplete sectors that a page can list. The remaining records are for changes
 /// that must be in one page: the records of the two copies of a sector.
@@ -132,7 +132,7 @@ pub(crate) struct Writer {
     complete: VecDeque<(u64, u64)>,
     /// First and last page of the newest committed dump, or zeroes.
     named: (u64, u64),
-    failed_devices: FailedDevices,
+    failed_segments: FailedSegments,
     zones: Zones,
     /// Zones whose bypass marks are removed after this number of changes is recorded.
     unmarks: VecDeque<(u64, usize)>,
@@ -206,7 +206,7 @@ impl Writer {
             dump_begin: 0,
             complete: VecDeque::new(),
             named: (0, 0),
-            failed_devices: [0; FAILED_DEVICES_MAX],
+            failed_segments: [0; FAILED_DEVICES_MAX],
             zones: [0; ZONES / 8],
             unmarks: VecDeque::new(),
             closing: false,
@@ -408,18 +408,19 @@ impl Writer {
             disk_bytes: self.of.disk_bytes,
             identity: self.of.identity,
             segment_frames: self.of.segment_frames,
-            failed_devices: self.failed_devices,
+            failed_segments: self.failed_segments,
             zones: self.zones,
         }
     }
 
-    /// Sets the devices whose last flush failed, at most [`FAILED_DEVICES_MAX`]. Each page names
-    /// them, and recovery then prefers the copies on other devices.
-    pub(crate) fn set_failed_devices(&mut self, devices: &BTreeSet<DeviceId>) {
-        self.failed_devices = [0; FAILED_DEVICES_MAX];
-        for (slot, device) in self.failed_devices.iter_mut().zip(devices) {
-            *slot = device.0 + 1;
-        }
+    /// Names a device that failed a flush in all later pages, by the ordinal of one of its data
+    /// segments. Returns false if the pages name [`FAILED_DEVICES_MAX`] other devices already.
+    pub(crate) fn name_failed(&mut self, segment: u32) -> bool {
+        let entry = segment + 1;
+        let is_free = |named: &&mut u32| matches!(**named, 0) || **named == entry;
+        let Some(free) = self.failed_segments.iter_mut().find(is_free) else { return false };
+        *free = entry;
+        true
     }
 
     fn frames(&self) -> u64 {

@@ -70,7 +70,7 @@ proptest! {
         let sectors = 1usize << block_shift;
         let header = Header {
             sequence: 100, cache: CACHE, ring: 9, block_shift, clean, committed: 90, dump_begin: 3, dump_end: 80,
-            disk_bytes: 1 << 40, identity: [3; 32], segment_frames: 4, failed_devices: [1, 65_535, 0, 0, 0, 0, 0, 9], zones: [0xA5; 512],
+            disk_bytes: 1 << 40, identity: [3; 32], segment_frames: 4, failed_segments: [1, u32::MAX, 0, 9], zones: [0xA5; 512],
         };
         let records: Vec<Record> = (0..rng.below(CHANGES_MAX + 1)).map(|_| {
             let kind = match rng.below(4) {

@@ -22,9 +22,9 @@ fn recover(copies: [Dumped; 2], set: [Option<u32>; 2], on_flash: [Option<u32>; 2
     recover_after(&[], copies, set, on_flash)
 }
 
-/// Like [`recover`], but the last flush of these devices failed.
+/// Like [`recover`], but the devices of these segments failed a flush.
 fn recover_after(
-    failed: &[u16],
+    failed: &[u32],
     copies: [Dumped; 2],
     set: [Option<u32>; 2],
     on_flash: [Option<u32>; 2],
@@ -62,7 +62,7 @@ fn recover_after(
             |sum| Change::Set { frame, block: BLOCK, sector: 0, sum, dirty: true, second, units: u8::MAX };
         sum.map(record).into_iter().for_each(|record| writer.push(record));
     }
-    writer.set_failed_devices(&failed.iter().copied().map(DeviceId).collect());
+    failed.iter().for_each(|segment| assert!(writer.name_failed(*segment)));
     seal(&mut writer);
     let ring = vec![ring];
     let Ring::Whole(plan) = survey(&ring) else { panic!("it is whole") };
@@ -149,25 +149,27 @@ fn two_unreadable_copies_without_a_checksum_are_counted() {
     assert_eq!(agreed(unproven, [Some(11), Some(11)]).summary.sectors_parted, 0);
 }
 
-/// A device whose last flush failed may lose data later that it returns now, so only the copy on the
-/// other device stays.
+/// The cache excludes such a device again, and a copy on another device is chosen.
 #[test]
-fn the_copy_on_a_device_with_a_failed_flush_is_dropped() {
+fn recovery_names_the_devices_that_failed_a_flush() {
     use Dumped::{Dirty, Unproven};
-    let after = |failed: &[u16], copies, on_flash: [u32; 2]| {
+    let after = |failed: &[u32], copies, on_flash: [u32; 2]| {
         let recovered = recover_after(failed, copies, [None, None], on_flash.map(Some));
-        let found: Vec<DirtySector> = recovered.dirty().collect();
-        let [found] = found[..] else { panic!("one sector is dirty: {found:?}") };
-        places(found)
+        (recovered.failed_segments.clone(), dirty(&recovered).map(Option::flatten))
     };
-    let dirty = [Dirty(11), Dirty(11)];
-    assert_eq!(after(&[], dirty, [11, 11]), (0, Some(1), 11));
-    assert_eq!(after(&[1], dirty, [11, 11]), (0, None, 11));
-    assert_eq!(after(&[0], dirty, [11, 11]), (1, None, 11));
-    assert_eq!(after(&[0, 1], dirty, [11, 11]), (0, Some(1), 11), "no other device has a copy");
-    assert_eq!(after(&[7], dirty, [11, 11]), (0, Some(1), 11));
+    let same = [Dirty(11), Dirty(11)];
+    assert_eq!(after(&[], same, [11, 11]), (vec![], [Some(11); 2]));
+    assert_eq!(after(&[1, 0, 1], same, [11, 11]), (vec![1, 0], [Some(11); 2]));
+    assert_eq!(after(&[7], same, [11, 11]), (vec![], [Some(11); 2]), "the segment is missing");
     let unproven = [Unproven(5), Unproven(5)];
-    assert_eq!(after(&[0], unproven, [21, 22]), (1, None, 22));
-    assert_eq!(after(&[1], unproven, [21, 22]), (0, None, 21));
-    assert_eq!(after(&[1], unproven, [21, 5]), (1, None, 5), "the data of the last commit");
+    assert_eq!(after(&[0], unproven, [21, 22]), (vec![0], [Some(22); 2]));
+    assert_eq!(after(&[1], unproven, [21, 22]), (vec![1], [Some(21); 2]));
+    assert_eq!(after(&[1], unproven, [21, 5]), (vec![1], [Some(5); 2]), "the data of the last commit");
+}
+
+#[test]
+fn a_page_names_up_to_four_devices() {
+    let mut writer = Writer::new(descriptor(0, 4, &[0, 1]), 64);
+    assert!([3, 0, 9, 3, 7].into_iter().all(|segment| writer.name_failed(segment)));
+    assert!(!writer.name_failed(8) && writer.name_failed(9));
 }
