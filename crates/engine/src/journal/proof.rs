@@ -156,7 +156,7 @@ mod tests {
     use crate::units::{BlockNo, FrameNo};
 
     const DEVICES: [DeviceId; 2] = [DeviceId(0), DeviceId(1)];
-    const NONE: BTreeSet<DeviceId> = BTreeSet::new();
+    static NONE: BTreeSet<DeviceId> = BTreeSet::new();
 
     /// Two segments of four sectors; three of the first and one of the second have a checksum.
     fn index() -> Index {
