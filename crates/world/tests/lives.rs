@@ -315,6 +315,15 @@ fn a_copy_on_a_device_with_a_failed_flush_is_not_used_after_a_restart() {
     }
 }
 
+/// In these histories, a device that had failed a flush and worked again was excluded after a restart,
+/// and a discard that a guest had seen was forgotten when the process was killed.
+#[test]
+fn a_restart_forgets_no_discard_and_excludes_no_sound_device() {
+    let fill = Options { fill_permille: 1000, flash_budget_permille: 500, ..Options::lives() };
+    run(2_300_000_149, &Options { requests: 200, ..fill }).unwrap();
+    run(2_300_003_793, &Options { requests: 200, ..flaky() }).unwrap();
+}
+
 /// Promises 1 and 2 when disks grow, with crashes before, during and after the growth of their
 /// caches: docs/decisions/0017.
 #[test]

@@ -279,7 +279,7 @@ impl Engine {
             return;
         };
         if !depends {
-            journal.spared.remove(&device);
+            journal.trust_again(device, disk.cache.as_ref());
         } else {
             journal.written.insert(device);
         }

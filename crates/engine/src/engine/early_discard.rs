@@ -57,6 +57,9 @@ impl Engine {
         if over_dirty {
             self.put_back(range.disk, range);
         }
+        // Reads can see the end of the discard from now on, so a recovery after a kill must know that
+        // the dirty data before it is on the backing.
+        self.disk_mut(range.disk).save_records();
         self.finish(slot);
         // A drain may have waited for this discard.
         self.wake(range.disk);

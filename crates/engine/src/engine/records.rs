@@ -125,6 +125,11 @@ impl CommitSchedule {
     }
 }
 
+/// Returns the ordinal of a data segment on a device; `None` if the cache has none there.
+fn segment_on(device: DeviceId, cache: &Cache) -> Option<u32> {
+    cache.segments.iter().find(|segment| segment.place.device == device).map(|segment| segment.ordinal)
+}
+
 impl Journal {
     pub(super) fn new(writer: Writer, ring: NewRing, segment_bytes: u64) -> Journal {
         Journal {
@@ -167,11 +172,18 @@ impl Journal {
     }
 
     /// Names a device that failed a flush in all later pages of the journal ring, so that it is
-    /// excluded after a restart too. The pages name the device until the next ring, even if the
-    /// device is trusted again before. Returns false if the pages cannot name another device.
+    /// excluded after a restart too. Returns false if the pages cannot name another device.
     pub(super) fn name_failed(&mut self, device: DeviceId, cache: &Cache) -> bool {
-        let its = cache.segments.iter().find(|segment| segment.place.device == device);
-        its.is_none_or(|segment| self.writer.name_failed(segment.ordinal))
+        segment_on(device, cache).is_none_or(|segment| self.writer.name_failed(segment))
+    }
+
+    /// Uses an excluded device again. No dirty data and no write in progress depends on the flush
+    /// that failed.
+    pub(super) fn trust_again(&mut self, device: DeviceId, cache: Option<&Cache>) {
+        self.spared.remove(&device);
+        if let Some(segment) = cache.and_then(|cache| segment_on(device, cache)) {
+            self.writer.unname_failed(segment);
+        }
     }
 
     /// Keeps those devices excluded that the old journal excluded after a failed flush. A new

@@ -360,13 +360,13 @@ impl Engine {
         }
         self.drop_sectors(now, slot, |_| true);
         self.requests[slot].over_dirty = false;
+        if self.end_answered(slot) {
+            return;
+        }
         let disk = self.disk_mut(self.requests[slot].request.disk);
         // After a crash, recovery must not undo a change on the backing by restoring the dirty data
         // that the change replaced.
         let is_kept = disk.save_records();
-        if self.end_answered(slot) {
-            return;
-        }
         let active = &mut self.requests[slot];
         let op = active.request.op;
         active.outcome =

@@ -133,6 +133,8 @@ pub(crate) struct Writer {
     /// First and last page of the newest committed dump, or zeroes.
     named: (u64, u64),
     failed_segments: FailedSegments,
+    /// Entries of `failed_segments` that are removed after this number of changes is recorded.
+    unnames: VecDeque<(u64, u32)>,
     zones: Zones,
     /// Zones whose bypass marks are removed after this number of changes is recorded.
     unmarks: VecDeque<(u64, usize)>,
@@ -207,6 +209,7 @@ impl Writer {
             complete: VecDeque::new(),
             named: (0, 0),
             failed_segments: [0; FAILED_DEVICES_MAX],
+            unnames: VecDeque::new(),
             zones: [0; ZONES / 8],
             unmarks: VecDeque::new(),
             closing: false,
@@ -345,6 +348,10 @@ impl Writer {
             let (_, zone) = self.unmarks.pop_front().expect("there is one");
             self.zones[zone / 8] &= !(1 << (zone % 8));
         }
+        while self.unnames.front().is_some_and(|(after, _)| *after <= self.recorded) {
+            let (_, entry) = self.unnames.pop_front().expect("there is one");
+            self.failed_segments.iter_mut().filter(|named| **named == entry).for_each(|named| *named = 0);
+        }
         let mut page = PageBuilder::new(&self.header(sequence, taken == self.pending.len()), out);
         for change in self.pending.drain(..taken) {
             page.record(&self.of.record(&change));
@@ -417,10 +424,18 @@ impl Writer {
     /// segments. Returns false if the pages name [`FAILED_DEVICES_MAX`] other devices already.
     pub(crate) fn name_failed(&mut self, segment: u32) -> bool {
         let entry = segment + 1;
-        let is_free = |named: &&mut u32| matches!(**named, 0) || **named == entry;
-        let Some(free) = self.failed_segments.iter_mut().find(is_free) else { return false };
-        *free = entry;
-        true
+        self.unnames.retain(|(_, unnamed)| *unnamed != entry);
+        if self.failed_segments.contains(&entry) {
+            return true;
+        }
+        let free = self.failed_segments.iter_mut().find(|named| **named == 0);
+        free.map(|free| *free = entry).is_some()
+    }
+
+    /// Ends the effect of [`name_failed`](Writer::name_failed). The first journal page that does not
+    /// name the device follows the records of all changes that were pushed before this call.
+    pub(crate) fn unname_failed(&mut self, segment: u32) {
+        self.unnames.push_back((self.pushed, segment + 1));
     }
 
     fn frames(&self) -> u64 {
@@ -541,7 +556,7 @@ impl Writer {
         let fresh = self.fresh.capacity() * 16 + self.newest.len() * 32;
         let drops = self.dropped.capacity() * 16 + self.drops_of.len() * 16;
         let pages = self.uncommitted.capacity() * 16 + self.complete.capacity() * 16;
-        let zones = size_of::<Zones>() + self.unmarks.capacity() * 16;
+        let zones = size_of::<Zones>() + (self.unmarks.capacity() + self.unnames.capacity()) * 16;
         let log = self.crash_log.as_ref().map_or(0, CrashLog::bytes);
         (pending
             + fresh

@@ -210,11 +210,11 @@ impl Simulation<'_> {
     /// Performs the copies, I/Os and other outputs that the engine requests.
     pub(super) fn drain(&mut self) -> Result<(), Violation> {
         self.count_flash_writes();
-        while let Some(copy) = self.engine.poll_copy() {
-            self.copy(copy)?;
-        }
+        self.perform_copies()?;
         while let Some(event) = self.engine.poll_event() {
             self.event(event)?;
+            // An event can lead to a command, which can request copies.
+            self.perform_copies()?;
         }
         while let Some(io) = self.engine.poll_io() {
             self.submit(io)?;
@@ -235,6 +235,13 @@ impl Simulation<'_> {
             }
         }
         self.ask_again()
+    }
+
+    fn perform_copies(&mut self) -> Result<(), Violation> {
+        while let Some(copy) = self.engine.poll_copy() {
+            self.copy(copy)?;
+        }
+        Ok(())
     }
 
     fn submit(&mut self, mut io: Io) -> Result<(), Violation> {

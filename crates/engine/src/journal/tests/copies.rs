@@ -173,3 +173,33 @@ fn a_page_names_up_to_four_devices() {
     assert!([3, 0, 9, 3, 7].into_iter().all(|segment| writer.name_failed(segment)));
     assert!(!writer.name_failed(8) && writer.name_failed(9));
 }
+
+/// A page without the name has all records of the changes before the device was trusted again.
+#[test]
+fn a_device_is_named_until_earlier_changes_are_recorded() {
+    let index = Restoring::new(8, 0).finish(8);
+    let mut writer = Writer::new(descriptor(0, 4, &[0, 1]), 64);
+    let mut pages = Vec::new();
+    let mut seal = |writer: &mut Writer| {
+        let sequence = writer.seal(&index, &mut pages);
+        let page = &pages[pages.len() - PAGE_BYTES..];
+        (
+            sequence,
+            format::Page::read(page, |_| (), |_, _| ()).expect("it is valid").header.failed_segments[0],
+        )
+    };
+    while !writer.first_dump_done() {
+        seal(&mut writer);
+    }
+    writer.committed(writer.sealed());
+    assert!(writer.name_failed(1));
+    let (sequence, named) = seal(&mut writer);
+    assert_eq!(named, 2);
+    writer.committed(sequence);
+    for sector in 0..=CHANGES_MAX {
+        let (frame, block) = (FrameNo((sector % 8) as u32), BlockNo(sector as u32));
+        writer.push(Change::Drop { frame, block, first: 0, count: 1 });
+    }
+    writer.unname_failed(1);
+    assert_eq!((seal(&mut writer).1, seal(&mut writer).1), (2, 0));
+}
