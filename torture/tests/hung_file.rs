@@ -41,6 +41,10 @@ struct Stage {
 
 impl Stage {
     fn new() -> Stage {
+        Stage::with_ring("auto")
+    }
+
+    fn with_ring(ring: &str) -> Stage {
         let scratch = Scratch::new();
         let files = Files::mount(&scratch.path("mnt"), 1).expect("this test needs root and /dev/fuse");
         files.add("hung.img", Medium::new(SIZE, 1));
@@ -49,7 +53,7 @@ impl Stage {
         let image = std::fs::read(scratch.path("well.img")).unwrap();
         let disk = |name: &str, path: &str| format!("[[disk]]\nname = \"{name}\"\nbacking = \"{path}\"\n");
         let config = format!(
-            "shards = 1\n{}{}{}",
+            "shards = 1\nring = \"{ring}\"\n{}{}{}",
             scratch.daemon_config(),
             disk("hung", &scratch.text("mnt/hung.img")),
             disk("well", &scratch.text("well.img")),
@@ -114,7 +118,11 @@ impl Drop for Stage {
 
 #[test]
 fn requests_of_a_hung_file_delay_no_other_disk() {
-    let mut stage = Stage::new();
+    ["io_uring", "threads"].into_iter().for_each(requests_delay_no_other_disk);
+}
+
+fn requests_delay_no_other_disk(ring: &str) {
+    let mut stage = Stage::with_ring(ring);
     let changes = [
         ("a read", CMD_READ, 4096, &[][..]),
         ("a write", CMD_WRITE, 4096, &[1; 4096]),
@@ -148,6 +156,29 @@ fn requests_of_a_hung_file_delay_no_other_disk() {
         assert_eq!(client.receive().unwrap().error, 0, "{what}, after the file system answered");
     }
     stage.end();
+}
+
+/// More reads hang than a file may have threads without io_uring.
+#[test]
+fn many_reads_of_a_hung_file_delay_no_other_disk() {
+    const READS: u32 = 40;
+    // With io_uring, the kernel sends fewer requests to the test file system at the same time.
+    for (ring, hung_min) in [("io_uring", 8), ("threads", 16)] {
+        let mut stage = Stage::with_ring(ring);
+        let mut client = stage.scratch.connect_when_served("hung");
+        stage.hang();
+        for number in 0..READS {
+            client.send(0, CMD_READ, u64::from(number) * 65536, 4096, &[]).unwrap();
+        }
+        wait_for("reads that hang", || stage.files.waiting() >= hung_min);
+        stage.hangs_alone(0, "many reads");
+        stage.files.resume();
+        for _ in 0..READS {
+            assert_eq!(client.receive().unwrap().error, 0, "a read after the file system answered");
+            client.take(&mut [0; 4096]).unwrap();
+        }
+        stage.end();
+    }
 }
 
 #[test]

@@ -68,7 +68,7 @@ use super::{
 use crate::direct::open_direct;
 use crate::filesystem::{file_number, is_memory, may_block};
 use crate::lock::{LockError, lock_image};
-use crate::ring::{Completion, Fd, FdClass, FileNumber, Gate, Ring, read_now};
+use crate::ring::{Completion, Fd, FdClass, FileNumber, Gate, Ring, RingKind, read_now};
 use crate::token::TokenSpace;
 use crate::volatile::{self, VolatileFile};
 use probe::{direct_block_bytes, mark_of, status};
@@ -128,14 +128,14 @@ struct FileBacking {
     /// True after `revoke`: another host owns the disk, or this host abandoned the backing.
     is_lost: bool,
     wait_ns: u64,
-    /// I/Os in flight that may occupy a kernel worker.
+    /// I/Os in flight that may occupy a worker thread.
     working: BTreeSet<IoId>,
     /// Durable writes in flight.
     durable: BTreeSet<IoId>,
     /// True if a durable write failed and no flush has reported the failure yet. Other unflushed
     /// writes may be lost with it.
     has_lost: bool,
-    /// I/Os that wait until fewer I/Os occupy kernel workers.
+    /// I/Os that wait until fewer I/Os occupy worker threads.
     to_work: VecDeque<Io>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
@@ -409,27 +409,34 @@ impl FileBacking {
         direct.into_iter().chain([buffered]).for_each(|fd| ring.set_gate(fd, number, gate.clone()));
     }
 
-    /// Returns true if an operation may occupy a worker thread of the kernel.
-    fn occupies_worker(&self, op: IoOp) -> bool {
+    /// Returns true if each operation on the file may occupy a worker thread: of the kernel, or of
+    /// this process if there is no io_uring.
+    fn all_occupy_workers(&self, ring: &Ring) -> bool {
         match self.class {
             FdClass::Foreign => true,
-            FdClass::File => !matches!(op, IoOp::Read | IoOp::Write(_)),
+            FdClass::File => ring.kind() == RingKind::Threads,
             _ => false,
         }
     }
 
-    /// Returns the number of kernel workers that I/Os may occupy now. An unaligned transfer has up
+    /// Returns true if an operation may occupy a worker thread.
+    fn occupies_worker(&self, ring: &Ring, op: IoOp) -> bool {
+        let is_transfer = matches!(op, IoOp::Read | IoOp::Write(_));
+        (self.class == FdClass::File && !is_transfer) || self.all_occupy_workers(ring)
+    }
+
+    /// Returns the number of worker threads that I/Os may occupy now. An unaligned transfer has up
     /// to three operations.
     fn occupied_workers(&self, ring: &Ring) -> usize {
         let Attached { direct, buffered, .. } = self.attached();
-        let operations: usize = match self.class {
-            FdClass::Foreign => direct.into_iter().chain([buffered]).map(|fd| ring.in_flight_of(fd)).sum(),
-            _ => 0,
+        let operations: usize = match self.all_occupy_workers(ring) {
+            true => direct.into_iter().chain([buffered]).map(|fd| ring.in_flight_of(fd)).sum(),
+            false => 0,
         };
         self.working.len().max(operations)
     }
 
-    /// Starts I/Os that wait for a kernel worker, until the file occupies as many workers as it
+    /// Starts I/Os that wait for a worker thread, until the file occupies as many workers as it
     /// may. Call this when I/Os have ended.
     fn resume(&mut self, ring: &mut Ring, now: Instant) {
         let Some(number) = self.number else { return };
@@ -538,7 +545,7 @@ impl Driver for FileBacking {
         if io.op == IoOp::Write(Durability::Durable) {
             self.durable.insert(io.id);
         }
-        if self.occupies_worker(io.op) {
+        if self.occupies_worker(ring, io.op) {
             self.to_work.push_back(*io);
             return self.resume(ring, now);
         }

@@ -63,7 +63,7 @@ impl<'a> OfflineWriter<'a> {
         may_go_on: &'a dyn Fn() -> bool,
     ) -> Result<Self, RingError> {
         let arena_bytes = 2 * WRITES_MAX * WRITE_BYTES_MAX;
-        let config = RingConfig { entries: 64, arena_bytes, threads_max: 4, ..RingConfig::default() };
+        let config = RingConfig { entries: 64, arena_bytes, file_threads_max: 4, ..RingConfig::default() };
         let ring = Ring::new(&config)?;
         let (began, in_flight) = (Clock::now(), Vec::new());
         let mut alone = OfflineWriter {

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::workers::WorkerLimits;
 use crate::buffers::ARENA_BYTES_DEFAULT;
 
 /// Implementation of an I/O ring.
@@ -26,22 +27,33 @@ pub struct RingConfig {
     /// Size of the payload memory in bytes; at most 1 GiB less
     /// [`ZEROES_BYTES`](super::ZEROES_BYTES) and [`JOURNAL_ROOM_BYTES`](super::JOURNAL_ROOM_BYTES).
     pub arena_bytes: usize,
-    /// Maximum number of threads of [`RingKind::Threads`]. With both implementations, at most half
-    /// as many changes of a file with a [`Gate`](super::Gate) are in system calls that may block.
-    pub threads_max: usize,
+    /// Maximum number of threads of [`RingKind::Threads`] that operations on one file occupy. With
+    /// both implementations, at most half as many changes of a file with a [`Gate`](super::Gate)
+    /// are in system calls that may block.
+    pub file_threads_max: usize,
 }
 
 impl RingConfig {
     /// Returns the maximum number of changes of a file with a gate that are in system calls that
     /// may block.
     pub(super) fn blocked_changes_max(&self) -> usize {
-        (self.threads_max / 2).max(1)
+        (self.file_threads_max / 2).max(1)
+    }
+
+    /// Returns the limits of the I/O ring's threads.
+    pub(super) fn worker_limits(&self) -> WorkerLimits {
+        WorkerLimits { operations_max: self.file_threads_max.max(1), changes_max: self.blocked_changes_max() }
     }
 }
 
 impl Default for RingConfig {
     fn default() -> RingConfig {
-        RingConfig { kind: RingKind::Auto, entries: 1024, arena_bytes: ARENA_BYTES_DEFAULT, threads_max: 16 }
+        RingConfig {
+            kind: RingKind::Auto,
+            entries: 1024,
+            arena_bytes: ARENA_BYTES_DEFAULT,
+            file_threads_max: 16,
+        }
     }
 }
 

@@ -174,7 +174,7 @@ impl Ring {
     /// that would block in the kernel are made by threads of this process. io_uring's workers would
     /// start them at an unknown time, without a check. A system call that has started is not
     /// stopped. The number of changes of `file` in system calls that may block is limited, over all
-    /// its descriptors; see [`RingConfig::threads_max`](super::RingConfig::threads_max).
+    /// its descriptors; see [`RingConfig::file_threads_max`](super::RingConfig::file_threads_max).
     ///
     /// The gate has no effect on [`FdClass::Memory`] and [`FdClass::Volatile`], because other hosts
     /// do not share these files.

@@ -1,12 +1,11 @@
 //! The ring: asynchronous file and socket operations of one shard.
 //!
 //! # Two implementations, one interface
-//! `uring.rs` uses io_uring. `threads.rs` uses a small pool of threads for files and epoll for
-//! sockets, for hosts on which io_uring is missing or forbidden. The file mod.rs is the common
-//! part: the table of operations in flight, their memory, and the rules for their completion. An
-//! operation consists of one or more attempts, and an attempt is one system call. The
-//! implementation starts an attempt and reports its result. After a short transfer, this file
-//! starts the next attempt.
+//! `uring.rs` uses io_uring. `threads.rs` uses a pool of threads for files and epoll for sockets,
+//! for hosts on which io_uring is missing or forbidden. The file mod.rs is the common part: the
+//! table of operations in flight, their memory, and the rules for their completion. An operation
+//! consists of one or more attempts, and an attempt is one system call. The implementation starts
+//! an attempt and reports its result. After a short transfer, this file starts the next attempt.
 //!
 //! # Call order
 //! [`Ring::attach`] a descriptor, start operations, call [`Ring::submit_and_wait`], then
@@ -116,7 +115,7 @@ pub struct Ring {
     workers: Option<Workers>,
     /// Operations that the additional threads have ended, with their results.
     worked: VecDeque<(u32, i32)>,
-    blocked_changes_max: usize,
+    worker_limits: WorkerLimits,
     worker_shares: WorkerShares,
     /// A buffer of zeroes, which is never written or released.
     zeroes: BufferId,
@@ -151,15 +150,13 @@ impl Ring {
                 }
             },
         };
-        let driver = match uring {
-            Some(uring) => Driver::Uring(Box::new(uring)),
+        let worker_limits = config.worker_limits();
+        let (driver, worker_shares) = match uring {
+            Some(uring) => (Driver::Uring(Box::new(uring)), WorkerShares::of_kernel()),
             None => {
-                let limits = WorkerLimits {
-                    threads_max: Some(config.threads_max.max(1)),
-                    changes_max: config.blocked_changes_max(),
-                };
-                let threads = threads::Threads::new(limits, &waker).map_err(resources)?;
-                Driver::Threads(Box::new(threads))
+                let threads = threads::Threads::new(worker_limits, &waker).map_err(resources)?;
+                let shares = WorkerShares::of_threads(worker_limits.operations_max);
+                (Driver::Threads(Box::new(threads)), shares)
             }
         };
         Ok(Ring {
@@ -180,8 +177,8 @@ impl Ring {
             gated: Vec::new(),
             workers: None,
             worked: VecDeque::new(),
-            blocked_changes_max: config.blocked_changes_max(),
-            worker_shares: WorkerShares::new(),
+            worker_limits,
+            worker_shares,
             zeroes,
             journal_room,
             _not_send: PhantomData,
@@ -223,7 +220,7 @@ impl Ring {
         self.waker.clone()
     }
 
-    /// Returns the division of the kernel's workers among the files of backings.
+    /// Returns the division of worker threads among the files of backings.
     pub(crate) fn worker_shares(&mut self) -> &mut WorkerShares {
         &mut self.worker_shares
     }
@@ -511,8 +508,7 @@ impl Ring {
                 self.gated.push(index);
             }
             (Driver::Uring(_), gate) => {
-                let limits = WorkerLimits { threads_max: None, changes_max: self.blocked_changes_max };
-                let waker = &self.waker;
+                let (limits, waker) = (self.worker_limits, &self.waker);
                 let workers = self.workers.get_or_insert_with(|| Workers::new(limits, waker));
                 workers.start(Job { op: index, fd: entry.raw(), attempt, gate });
             }

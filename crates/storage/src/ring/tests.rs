@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 fn with_both(body: impl Fn(&mut Ring)) {
     for kind in [RingKind::IoUring, RingKind::Threads] {
-        let config = RingConfig { kind, entries: 8, arena_bytes: 8 << 20, threads_max: 3 };
+        let config = RingConfig { kind, entries: 8, arena_bytes: 8 << 20, file_threads_max: 3 };
         let mut ring = Ring::new(&config).expect("this system has io_uring");
         assert_eq!(ring.kind(), kind);
         body(&mut ring);
@@ -106,7 +106,8 @@ fn files_are_written_and_read_in_great_numbers() {
 
 #[test]
 fn device_operations_are_submitted_early_from_a_count_on() {
-    let config = RingConfig { kind: RingKind::IoUring, entries: 8, arena_bytes: 1 << 20, threads_max: 1 };
+    let config =
+        RingConfig { kind: RingKind::IoUring, entries: 8, arena_bytes: 1 << 20, file_threads_max: 1 };
     let mut ring = Ring::new(&config).expect("this system has io_uring");
     let file = tempfile::tempfile().unwrap();
     let fd = ring.attach(OwnedFd::from(file.try_clone().unwrap()), FdClass::File);
@@ -720,7 +721,13 @@ fn attach_gated(ring: &mut Ring, gate: &Arc<dyn Gate>) -> [Fd; 2] {
 
 #[test]
 fn a_file_with_a_gate_that_hangs_delays_no_other_file() {
-    let config = RingConfig { kind: RingKind::IoUring, entries: 8, arena_bytes: 1 << 20, threads_max: 4 };
+    for kind in [RingKind::IoUring, RingKind::Threads] {
+        files_that_hang_delay_no_other_file(kind);
+    }
+}
+
+fn files_that_hang_delay_no_other_file(kind: RingKind) {
+    let config = RingConfig { kind, entries: 8, arena_bytes: 1 << 20, file_threads_max: 4 };
     let mut ring = Ring::new(&config).expect("this system has io_uring");
     let punch = |ring: &mut Ring, at: u32, file: [Fd; 2]| {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -728,7 +735,7 @@ fn a_file_with_a_gate_that_hangs_delays_no_other_file() {
     };
     let hanging = Arc::new(HangingGate::default());
     let gate: Arc<dyn Gate> = hanging.clone();
-    // More files that hang than threads of a pool without io_uring.
+    // More files that hang than the number of threads for one file.
     let hung: Vec<_> = (0..5).map(|_| attach_gated(&mut ring, &gate)).collect();
     for file in &hung {
         (0..8).for_each(|at| punch(&mut ring, at, *file));
@@ -740,6 +747,16 @@ fn a_file_with_a_gate_that_hangs_delays_no_other_file() {
         let completion = next(&mut ring);
         assert_eq!((completion.token, completion.result), (token(at), 0));
     }
+    // Flash devices have no gate.
+    let flash = ring.attach(OwnedFd::from(tempfile::tempfile().unwrap()), FdClass::File);
+    for at in 200..210 {
+        ring.write(token(at), flash, u64::from(at) * 4096, ring.zeroes(4096), Durability::Volatile);
+    }
+    for _ in 200..210 {
+        let completion = next(&mut ring);
+        assert!(completion.token.index() >= 200 && completion.result == 4096, "{completion:?}");
+    }
+    ring.detach(flash);
     let asked = hanging.asked.load(Ordering::SeqCst);
     assert!(asked <= 5 * config.blocked_changes_max(), "{asked} changes of five files are in system calls");
     *hanging.has_ended.lock().unwrap() = true;

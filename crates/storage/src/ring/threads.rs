@@ -1,9 +1,10 @@
 //! The ring's driver without io_uring: threads for files, epoll for sockets.
 //!
-//! A file operation occupies a thread of a bounded pool until the device answers. A socket
-//! operation is tried immediately. If it would block, it is tried again when epoll reports that the
-//! socket is ready. So idle sockets need no threads. Waiting does not poll, because the threads
-//! need the CPU.
+//! A file operation occupies a thread until the device answers. The number of threads that one file
+//! may occupy is limited, so that a file that hangs delays no other file (see `workers.rs`). A
+//! socket operation is tried immediately. If it would block, it is tried again when epoll reports
+//! that the socket is ready. So idle sockets need no threads. Waiting does not poll, because the
+//! threads need the CPU.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;

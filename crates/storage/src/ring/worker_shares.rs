@@ -1,8 +1,10 @@
-//! Divides the kernel's workers of an I/O ring among the files of backings.
+//! Divides the workers of an I/O ring among the files of backings. The workers are threads of the
+//! kernel for io_uring, and threads of this process without io_uring.
 //!
 //! Each operation on a file of a hanging filesystem keeps a worker. Without a common limit, the
-//! files of one filesystem could keep all workers, and the flushes of all other files and of the
-//! flash devices would wait. [`Shares`] divides the workers as the shard divides its other
+//! files of one filesystem could keep all workers of the kernel, and the flushes of all other files
+//! and of the flash devices would wait. Without io_uring, a file that hangs could make this process
+//! start a thread for each request. [`Shares`] divides the workers as the shard divides its other
 //! resources: each file has a guaranteed part. Of the other workers, neither one file nor all files
 //! of one filesystem together may occupy more than they leave free.
 
@@ -11,13 +13,18 @@ use hob_engine::units::{DatastoreId, DiskId};
 
 use super::uring;
 
-/// Number of workers that operations on files of backings may occupy. The others are left for
-/// flash devices. A file whose guaranteed part is zero may always occupy one worker, so more than
-/// 192 files may exceed this number.
+/// Number of the kernel's workers that operations on files of backings may occupy. The others are
+/// left for flash devices. A file whose guaranteed part is zero may always occupy one worker, so
+/// more than 192 files may exceed this number.
 pub(crate) const WORKERS_FOR_FILES: u64 = uring::WORKERS_MAX as u64 * 3 / 4;
 
-/// Maximum number of workers that operations on one file may occupy.
+/// Maximum number of the kernel's workers that operations on one file may occupy.
 pub(crate) const WORKERS_PER_FILE_MAX: usize = 64;
+
+/// Number of threads that operations on files of backings may occupy without io_uring, as a
+/// multiple of the maximum of one file. A file whose guaranteed part is zero may always occupy one
+/// thread. Flash devices have threads in addition.
+const THREADS_MULTIPLE: u64 = 16;
 
 /// Number of a backing's file on its I/O ring. No two open files of a ring have the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,6 +41,8 @@ impl FileNumber {
 #[derive(Debug)]
 pub(crate) struct WorkerShares {
     shares: Shares,
+    /// Maximum number of workers that operations on one file may occupy.
+    per_file_max: usize,
     /// Device number and number of files of each filesystem. The index is the filesystem's number
     /// in `shares`. An entry without files is reused.
     filesystems: Vec<(u64, usize)>,
@@ -44,9 +53,20 @@ pub(crate) struct WorkerShares {
 }
 
 impl WorkerShares {
-    pub(super) fn new() -> WorkerShares {
+    /// Divides the kernel's workers of io_uring.
+    pub(super) fn of_kernel() -> WorkerShares {
+        WorkerShares::new(WORKERS_FOR_FILES, WORKERS_PER_FILE_MAX)
+    }
+
+    /// Divides the threads of an I/O ring without io_uring.
+    pub(super) fn of_threads(per_file_max: usize) -> WorkerShares {
+        WorkerShares::new(THREADS_MULTIPLE * per_file_max as u64, per_file_max)
+    }
+
+    fn new(workers: u64, per_file_max: usize) -> WorkerShares {
         WorkerShares {
-            shares: Shares::new(WORKERS_FOR_FILES),
+            shares: Shares::new(workers),
+            per_file_max,
             filesystems: Vec::new(),
             numbers: 0,
             free: Vec::new(),
@@ -97,7 +117,7 @@ impl WorkerShares {
     pub(crate) fn may_occupy(&self, file: FileNumber) -> bool {
         match self.shares.held(file.id()) {
             0 => true,
-            held => held < WORKERS_PER_FILE_MAX as u64 && self.shares.may_take(file.id(), 1),
+            held => held < self.per_file_max as u64 && self.shares.may_take(file.id(), 1),
         }
     }
 }
@@ -119,7 +139,7 @@ mod tests {
     #[test]
     fn the_files_of_a_hung_filesystem_leave_workers_for_all_others() {
         for files in [1, 16, 17, 100, 400] {
-            let mut shares = WorkerShares::new();
+            let mut shares = WorkerShares::of_kernel();
             let hung: Vec<_> = (0..files).map(|_| shares.join(1)).collect();
             let other = shares.join(2);
             let occupied: Vec<_> = hung.iter().map(|file| fill(&mut shares, *file)).collect();
@@ -133,8 +153,21 @@ mod tests {
     }
 
     #[test]
+    fn the_files_of_a_hung_filesystem_leave_threads_for_all_others() {
+        const EACH: usize = 16;
+        for files in [1, 16, 17, 60] {
+            let mut shares = WorkerShares::of_threads(EACH);
+            let hung: Vec<_> = (0..files).map(|_| shares.join(1)).collect();
+            let other = shares.join(2);
+            let occupied: usize = hung.iter().map(|file| fill(&mut shares, *file)).sum();
+            assert!(occupied <= THREADS_MULTIPLE as usize * EACH * 5 / 8, "{files} files: {occupied}");
+            assert_eq!(fill(&mut shares, other), EACH, "{files} files");
+        }
+    }
+
+    #[test]
     fn a_file_that_leaves_returns_its_workers_and_its_number() {
-        let mut shares = WorkerShares::new();
+        let mut shares = WorkerShares::of_kernel();
         let files: Vec<_> = (0..40).map(|filesystem| shares.join(filesystem)).collect();
         for file in &files {
             fill(&mut shares, *file);

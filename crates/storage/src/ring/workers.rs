@@ -1,12 +1,16 @@
 //! A pool of threads that make system calls for an I/O ring.
 //!
-//! Without io_uring, the pool performs all file I/O, and its number of threads is bounded. With
-//! io_uring, it performs changes of a file with a [`Gate`] that would block. io_uring would queue
-//! these changes in the kernel, where they cannot be stopped any more.
+//! Without io_uring, the pool performs all file I/O. With io_uring, it performs changes of a file
+//! with a [`Gate`] that would block. io_uring would queue these changes in the kernel, where they
+//! cannot be stopped any more.
 //!
-//! A file with a gate has a limited number of changes in system calls; its other changes wait in
-//! their order. With io_uring, the limit per file is the only limit, so that a file that hangs
-//! delays no other file. Idle threads end after [`IDLE_MAX`].
+//! A limited number of operations on a descriptor, and of changes of a file with a gate, are in
+//! system calls. Further ones wait in their order. If all threads are busy, another one is started.
+//! So a file that hangs delays no other file. The pool itself has no maximum number of threads. The
+//! operations on all backings together are limited by [`WorkerShares`], and the number of flash
+//! devices is small. Idle threads end after [`IDLE_MAX`].
+//!
+//! [`WorkerShares`]: super::WorkerShares
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -64,12 +68,29 @@ impl Job {
         let may_run = self.gate.is_none_or(|gate| gate.is_open());
         (self.op, if may_run { run(self.fd, self.attempt) } else { -libc::ECANCELED })
     }
+
+    /// Returns the group of jobs whose limit applies to the job.
+    fn group(&self) -> Group {
+        match &self.gate {
+            Some(gate) => Group::Changes(gate.file),
+            None => Group::Descriptor(self.fd),
+        }
+    }
 }
 
-/// Changes of a file with a gate.
+/// Names a group of jobs with a common limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Group {
+    /// Changes of a file with a gate, over all its descriptors.
+    Changes(FileNumber),
+    /// Operations on a descriptor, except changes of a file with a gate.
+    Descriptor(RawFd),
+}
+
+/// Jobs of a group.
 #[derive(Default)]
-struct GatedFile {
-    /// Number of changes that are in [`Queue::jobs`] or that a thread performs.
+struct GroupJobs {
+    /// Number of jobs that are in [`Queue::jobs`] or that a thread performs.
     admitted: usize,
     waiting: VecDeque<Job>,
 }
@@ -78,38 +99,40 @@ struct GatedFile {
 struct Queue {
     /// Jobs that any thread may perform.
     jobs: VecDeque<Job>,
-    /// Files with a gate that have jobs.
-    gated: BTreeMap<FileNumber, GatedFile>,
+    /// Jobs of each group that ever had a job. Numbers of files and descriptors are reused, so the
+    /// map stays small.
+    groups: BTreeMap<Group, GroupJobs>,
     idle: usize,
     threads: usize,
+    /// Whether the log has a warning that no further thread can be started.
+    has_warned: bool,
     closing: bool,
 }
 
 impl Queue {
-    /// Adds a job. Returns false if the job waits for other changes of its file. At most
-    /// `changes_max` changes of a file may be in system calls.
-    fn add(&mut self, job: Job, changes_max: usize) -> bool {
-        if let Some(gate) = &job.gate {
-            let file = self.gated.entry(gate.file).or_default();
-            if file.admitted == changes_max {
-                file.waiting.push_back(job);
-                return false;
-            }
-            file.admitted += 1;
+    /// Adds a job. Returns false if the job waits for other jobs of its group.
+    fn add(&mut self, job: Job, limits: WorkerLimits) -> bool {
+        let group = job.group();
+        let admitted_max = match group {
+            Group::Changes(_) => limits.changes_max,
+            Group::Descriptor(_) => limits.operations_max,
+        };
+        let of_group = self.groups.entry(group).or_default();
+        if of_group.admitted == admitted_max {
+            of_group.waiting.push_back(job);
+            return false;
         }
+        of_group.admitted += 1;
         self.jobs.push_back(job);
         true
     }
 
-    /// Handles the end of a change of a file with a gate: starts the file's next waiting change.
-    fn end_change(&mut self, number: FileNumber) {
-        let file = self.gated.get_mut(&number).expect("a file with a change in a thread has an entry");
-        if let Some(next) = file.waiting.pop_front() {
-            return self.jobs.push_back(next);
-        }
-        file.admitted -= 1;
-        if file.admitted == 0 {
-            self.gated.remove(&number);
+    /// Handles the end of a job of a group: admits the group's next waiting job.
+    fn end_job(&mut self, group: Group) {
+        let of_group = self.groups.get_mut(&group).expect("the group of a job in a thread has an entry");
+        match of_group.waiting.pop_front() {
+            Some(next) => self.jobs.push_back(next),
+            None => of_group.admitted -= 1,
         }
     }
 }
@@ -130,15 +153,13 @@ impl Shared {
         }
     }
 
-    /// Performs a job. Then returns the locked queue. If the job's file has a change that waited,
-    /// the change is in the queue now, and the caller takes a job next.
+    /// Performs a job. Then returns the locked queue. If the job's group has a job that waited, the
+    /// waiting job is in the queue now, and the caller takes a job next.
     fn perform(&self, job: Job) -> MutexGuard<'_, Queue> {
-        let file = job.gate.as_ref().map(|gate| gate.file);
+        let group = job.group();
         self.finish(job.run());
         let mut queue = lock(&self.queue);
-        if let Some(file) = file {
-            queue.end_change(file);
-        }
+        queue.end_job(group);
         queue
     }
 }
@@ -146,8 +167,9 @@ impl Shared {
 /// Limits of a thread pool.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkerLimits {
-    /// Maximum number of threads; `None` if the limit of each file is the only one.
-    pub(super) threads_max: Option<usize>,
+    /// Maximum number of operations on a descriptor that are in system calls, except changes of a
+    /// file with a gate.
+    pub(super) operations_max: usize,
     /// Maximum number of changes of a file with a gate that are in system calls.
     pub(super) changes_max: usize,
 }
@@ -176,11 +198,10 @@ impl Workers {
 
     pub(super) fn start(&self, job: Job) {
         let mut queue = lock(&self.shared.queue);
-        if !queue.add(job, self.limits.changes_max) {
+        if !queue.add(job, self.limits) {
             return;
         }
-        let may_grow = self.limits.threads_max.is_none_or(|threads_max| queue.threads < threads_max);
-        if may_grow && queue.jobs.len() > queue.idle {
+        if queue.jobs.len() > queue.idle {
             let shared = self.shared.clone();
             let spawned = std::thread::Builder::new().name("hob-disk-io".into()).spawn(move || work(&shared));
             match spawned {
@@ -194,6 +215,10 @@ impl Workers {
                         queue = self.shared.perform(job);
                     }
                     return;
+                }
+                Err(error) if !queue.has_warned => {
+                    queue.has_warned = true;
+                    tracing::warn!(%error, threads = queue.threads, "cannot start another thread for disk I/O, so a disk that hangs may delay others; raise the maximum number of processes (TasksMax=, --pids-limit)");
                 }
                 Err(_) => {}
             }
@@ -318,22 +343,39 @@ mod tests {
         }
     }
 
-    #[test]
-    fn changes_of_a_file_wait_in_their_order_and_behind_no_other_file() {
-        let mut shares = WorkerShares::new();
-        let files = [shares.join(1), shares.join(1)];
+    /// Adds jobs of two files, of which two of each may be in system calls, and performs them.
+    #[track_caller]
+    fn wait_in_their_order(limits: WorkerLimits, job: impl Fn(u32, usize) -> Job) {
         let mut queue = Queue::default();
         for (op, file) in [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 0)] {
-            let gate = FileGate { file: files[file], gate: Arc::new(AlwaysOpen) };
-            let job = Job { op, fd: -1, attempt: Attempt::Nothing, gate: Some(gate) };
-            assert_eq!(queue.add(job, 2), op < 2 || file == 1);
+            assert_eq!(queue.add(job(op, file), limits), op < 2 || file == 1);
         }
         let mut started = Vec::new();
         while let Some(job) = queue.jobs.pop_front() {
             started.push(job.op);
-            queue.end_change(job.gate.expect("it has a gate").file);
+            queue.end_job(job.group());
         }
         assert_eq!(started, [0, 1, 4, 2, 3, 5]);
-        assert!(queue.gated.is_empty());
+        assert!(queue.groups.values().all(|of_group| of_group.admitted == 0 && of_group.waiting.is_empty()));
+    }
+
+    #[test]
+    fn changes_of_a_file_wait_in_their_order_and_behind_no_other_file() {
+        let mut shares = WorkerShares::of_kernel();
+        let files = [shares.join(1), shares.join(1)];
+        wait_in_their_order(WorkerLimits { operations_max: 1, changes_max: 2 }, |op, file| {
+            let gate = FileGate { file: files[file], gate: Arc::new(AlwaysOpen) };
+            Job { op, fd: -1, attempt: Attempt::Nothing, gate: Some(gate) }
+        });
+    }
+
+    #[test]
+    fn operations_on_a_descriptor_wait_in_their_order_and_behind_no_other_descriptor() {
+        wait_in_their_order(WorkerLimits { operations_max: 2, changes_max: 1 }, |op, file| Job {
+            op,
+            fd: file as RawFd,
+            attempt: Attempt::Nothing,
+            gate: None,
+        });
     }
 }

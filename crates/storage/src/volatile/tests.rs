@@ -189,7 +189,7 @@ fn all_ended(ring: &mut Ring, count: usize) -> Vec<(u32, i32)> {
 #[test]
 fn the_ring_moves_volatile_files_bytes_in_any_order() {
     for kind in [RingKind::IoUring, RingKind::Threads] {
-        let config = RingConfig { kind, entries: 8, arena_bytes: 1 << 20, threads_max: 1 };
+        let config = RingConfig { kind, entries: 8, arena_bytes: 1 << 20, file_threads_max: 1 };
         let mut ring = Ring::new(&config).expect("this system has io_uring");
         let file = tempfile::tempfile().unwrap();
         file.set_len(BYTES as u64).unwrap();

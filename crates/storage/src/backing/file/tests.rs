@@ -102,6 +102,70 @@ fn many_files_together_leave_workers_for_the_other_files() {
     }
 }
 
+/// Starts a read of `slice` from the same offset of a file.
+fn start_read(file: &mut FileBacking, ring: &mut Ring, now: Instant, number: u32, slice: BufferSlice) {
+    let (target, offset) = (Target::Backing(DiskId(0)), u64::from(slice.offset));
+    let io = Io {
+        id: IoId(number),
+        target,
+        op: IoOp::Read,
+        offset,
+        len: u64::from(slice.len),
+        slice: Some(slice),
+    };
+    file.submit(ring, now, &io);
+}
+
+/// The test starts reads of two files before it handles the end of any read. This simulates a file
+/// that hangs. Without io_uring, each read occupies a thread.
+#[test]
+fn without_io_uring_reads_of_a_file_wait_and_leave_threads_for_others() {
+    const READS: u32 = 200;
+    let config = RingConfig { kind: RingKind::Threads, ..RingConfig::default() };
+    let mut ring = Ring::new(&config).unwrap();
+    let now = Instant(1);
+    let buffer = ring.arena_mut().alloc(READS as usize * 4096).unwrap();
+    let images = [image(), image()];
+    let mut files: Vec<_> = (0..)
+        .zip(&images)
+        .map(|(owner, (_dir, path))| {
+            let options = BackingOptions::default();
+            let mut file = open_file(path.to_str().unwrap(), Access::ReadWrite, &options).unwrap();
+            // As on a local filesystem or a block device, which may hang too.
+            file.class = FdClass::File;
+            file.attach(&mut ring, now, TokenSpace::new(Token::CALLER, owner));
+            file
+        })
+        .collect();
+    let slice = |number: u32| BufferSlice { id: buffer, offset: number * 4096, len: 4096 };
+    for number in 0..READS - 1 {
+        start_read(&mut files[0], &mut ring, now, number, slice(number));
+    }
+    start_read(&mut files[1], &mut ring, now, 0, slice(READS - 1));
+    let waiting = READS as usize - 1 - config.file_threads_max;
+    assert_eq!((files[0].working.len(), files[0].to_work.len()), (config.file_threads_max, waiting));
+    assert_eq!((files[1].working.len(), files[1].to_work.len()), (1, 0));
+    let mut ended = Vec::new();
+    while ended.len() < READS as usize {
+        ring.submit_and_wait(Duration::ZERO, Some(Duration::from_millis(100))).unwrap();
+        while let Some(completion) = ring.next_completion() {
+            let file = &mut files[usize::from(completion.token.owner())];
+            file.handle_completion(&mut ring, now, completion);
+            assert!(file.working.len() <= config.file_threads_max);
+        }
+        while let Some((id, result)) = files[0].poll_done() {
+            result.unwrap();
+            ended.push(Some(id.0));
+        }
+        while let Some((_, result)) = files[1].poll_done() {
+            result.unwrap();
+            ended.push(None);
+        }
+    }
+    ended.sort_unstable();
+    assert!(ended.into_iter().eq([None].into_iter().chain((0..READS - 1).map(Some))));
+}
+
 #[test]
 fn each_operation_of_an_unaligned_read_counts() {
     const READS: u32 = 40;
@@ -115,16 +179,7 @@ fn each_operation_of_an_unaligned_read_counts() {
     for number in 0..READS {
         // The first and the last sector are read separately, because only parts of them are read.
         let slice = BufferSlice { id: buffer, offset: number * 16384 + 100, len: 12288 };
-        let (target, offset) = (Target::Backing(DiskId(0)), u64::from(slice.offset));
-        let io = Io {
-            id: IoId(number),
-            target,
-            op: IoOp::Read,
-            offset,
-            len: u64::from(slice.len),
-            slice: Some(slice),
-        };
-        file.submit(&mut ring, now, &io);
+        start_read(&mut file, &mut ring, now, number, slice);
     }
     let mut done = 0;
     while done < READS {
