@@ -151,6 +151,28 @@ fn a_disk_of_objects_has_one_writer() {
     assert!(!again.success() && again.all().contains("already"), "{}", again.all());
 }
 
+/// hob takes a disk from a host that did not close it only with `--yes`, and says what is lost.
+#[test]
+fn an_unlock_says_what_is_lost_and_needs_yes() {
+    let scratch = Scratch::new();
+    let spec = made(&scratch, "8M", "64K");
+    let hob = Serve::disk(&spec).start(&scratch);
+    hob.connect().write(0, &[1; 4096]).unwrap();
+    hob.kill();
+    let unlock = |more: &[&str]| command(&[&["objects", "unlock", spec.as_str()][..], more].concat());
+    let (asked, rehearsed) = (unlock(&[]), unlock(&["--dry-run"]));
+    assert!(!asked.success() && asked.all().contains("pass --yes"), "{}", asked.all());
+    assert!(rehearsed.success(), "{}", rehearsed.all());
+    for said in [asked.all(), rehearsed.all()] {
+        assert!(said.contains("unflushed writes of process"), "{said}");
+    }
+    assert!(shown(&spec)["owner"].is_string(), "nothing was changed");
+    let unlocked = unlock(&["--yes"]);
+    assert!(unlocked.success() && unlocked.all().contains("unlocked"), "{}", unlocked.all());
+    assert!(shown(&spec)["owner"].is_null(), "{}", shown(&spec));
+    Serve::disk(&spec).start(&scratch).stop();
+}
+
 /// Leftovers of an interrupted hob are deleted automatically.
 #[test]
 fn leftovers_of_a_killed_server_go() {

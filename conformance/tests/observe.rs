@@ -137,6 +137,48 @@ fn prometheus_takes_the_alerts_and_the_configuration() {
     Tool::new("promtool").args(["check", "config", "--syntax-only", &format!("{examples}/scrape.yml")]).run();
 }
 
+/// Returns the kinds of problems of `hob health` for which there is an alert, with its name.
+fn alerts_of_problems(rules: &str) -> Vec<(String, String)> {
+    let mut alert = "";
+    let mut found = Vec::new();
+    for line in rules.lines().map(str::trim) {
+        alert = line.strip_prefix("- alert: ").unwrap_or(alert);
+        if let Some(rest) = line.strip_prefix("expr: hob_health_problems{kind=\"") {
+            let kind = rest.split('"').next().unwrap_or_default();
+            found.push((kind.to_owned(), alert.to_owned()));
+        }
+    }
+    found
+}
+
+/// Each alert for a kind of problem fires within 80 minutes while there is such a problem, and does
+/// not fire without one.
+#[test]
+fn prometheus_alerts_on_each_problem_of_health() {
+    let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/../dashboard/prometheus/alerts.yml");
+    let alerts = alerts_of_problems(&std::fs::read_to_string(rules).unwrap());
+    assert!(alerts.len() > 10, "{alerts:?}");
+    let mut tests = format!("rule_files: ['{rules}']\nevaluation_interval: 1m\ntests:\n");
+    for (kind, alert) in &alerts {
+        for problems in [1, 0] {
+            let expected = match problems {
+                0 => "[]".to_owned(),
+                _ => format!("[{{labels: '{{alertname=\"{alert}\"}}', value: 1}}]"),
+            };
+            tests += &format!(
+                "  - interval: 1m\n    input_series:\n      \
+                 - series: 'hob_health_problems{{job=\"hob\", instance=\"a\", kind=\"{kind}\"}}'\n        \
+                 values: '{problems}+0x90'\n    promql_expr_test:\n      \
+                 - expr: count by (alertname) (ALERTS{{alertstate=\"firing\"}})\n        \
+                 eval_time: 80m\n        exp_samples: {expected}\n"
+            );
+        }
+    }
+    let scratch = Scratch::new();
+    std::fs::write(scratch.path("tests.yml"), tests).unwrap();
+    Tool::new("promtool").args(["test", "rules", &scratch.text("tests.yml")]).run();
+}
+
 /// systemd is notified when guests are served, then regularly that hob runs, and when it stops.
 #[test]
 fn systemd_is_notified() {

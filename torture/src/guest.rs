@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use conformance::data::Noise;
 
 use crate::journal::Journal;
-use crate::link::{Answer, Ask, Endpoint, Link};
+use crate::link::{Answer, Ask, Endpoint, Link, Operation, Protocol};
 use crate::model::{Checked, Flush, Kind, Model, Read, Write};
 use crate::stamp::UNIT;
 
@@ -34,6 +34,8 @@ const GRACE: Duration = Duration::from_secs(10);
 pub struct Counts {
     /// Number of answered requests.
     pub requests: AtomicU64,
+    /// Number of answered requests of each [`Protocol`] and [`Operation`].
+    pub operations: [[AtomicU64; Operation::NAMES.len()]; Protocol::NAMES.len()],
     /// Number of bytes that were read and compared.
     pub bytes_checked: AtomicU64,
     /// Number of successful flushes.
@@ -44,6 +46,14 @@ pub struct Counts {
     pub flushes_failed: AtomicU64,
     /// Number of connections that the guest made.
     pub connections: AtomicU64,
+}
+
+impl Counts {
+    /// Counts an answered request.
+    fn answered(&self, protocol: Protocol, operation: Operation) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.operations[protocol as usize][operation as usize].fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// An order that the test gives a guest.
@@ -128,6 +138,22 @@ enum Flying {
     Read(Read),
     Write { write: Write, fua: bool },
     Flush(Flush),
+}
+
+impl Flying {
+    /// Returns the operation that the daemon received. A vhost-user link sends zeroes and discards
+    /// as writes.
+    fn operation(&self, protocol: Protocol) -> Operation {
+        match self {
+            Flying::Read(_) => Operation::Read,
+            Flying::Write { write, .. } => match (write.kind, protocol) {
+                (Kind::Zeroes, Protocol::Nbd) => Operation::Zeroes,
+                (Kind::Discard, Protocol::Nbd) => Operation::Discard,
+                _ => Operation::Write,
+            },
+            Flying::Flush(_) => Operation::Flush,
+        }
+    }
 }
 
 /// Reason why a guest session ended.
@@ -445,7 +471,8 @@ impl Guest {
             self.violation("protocol", &what, Vec::new());
             return self.lost("receive: a strange answer");
         };
-        self.shared.counts.requests.fetch_add(1, Ordering::Relaxed);
+        let protocol = self.endpoint.protocol();
+        self.shared.counts.answered(protocol, flying.operation(protocol));
         if answer.error != 0 {
             self.failed(&answer, &flying, since);
             return Ok(());
@@ -567,5 +594,31 @@ impl Guest {
 
     fn violation(&self, kind: &'static str, what: &str, evidence: Vec<String>) {
         self.journal.violation(kind, &self.shared.name, what, evidence);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stamp::Origin;
+
+    #[test]
+    fn requests_are_counted_as_the_daemon_receives_them() {
+        let mut model = Model::new(Origin { run: 1, disk: 1 }, 0, 64);
+        let mut write = |kind| Flying::Write { write: model.begin_write(0, 8, kind), fua: false };
+        let [data, header, zeroes, discard] =
+            [Kind::Data, Kind::Header, Kind::Zeroes, Kind::Discard].map(&mut write);
+        let read = Flying::Read(model.begin_read(0, 8));
+        let flush = Flying::Flush(model.begin_flush());
+        let flying = [&read, &data, &header, &zeroes, &discard, &flush];
+        let counts = Counts::default();
+        for protocol in [Protocol::Nbd, Protocol::VhostUser] {
+            flying.iter().for_each(|it| counts.answered(protocol, it.operation(protocol)));
+        }
+        let counted =
+            counts.operations.each_ref().map(|of| of.each_ref().map(|it| it.load(Ordering::Relaxed)));
+        // Reads, writes, zeroes, discards, flushes.
+        assert_eq!(counted, [[1, 2, 1, 1, 1], [1, 4, 0, 0, 1]]);
+        assert_eq!(counts.requests.load(Ordering::Relaxed), 12);
     }
 }

@@ -44,6 +44,40 @@ pub enum Ask {
     Flush,
 }
 
+/// Protocol between a test guest and the daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// NBD.
+    Nbd,
+    /// vhost-user-blk.
+    VhostUser,
+}
+
+impl Protocol {
+    /// Names of the protocols, in the order of their variants.
+    pub const NAMES: [&str; 2] = ["NBD", "vhost-user"];
+}
+
+/// Kind of a request as the daemon receives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operation {
+    /// A read.
+    Read,
+    /// A write of data.
+    Write,
+    /// A request to write zeroes.
+    Zeroes,
+    /// A discard.
+    Discard,
+    /// A flush.
+    Flush,
+}
+
+impl Operation {
+    /// Names of the operations, in the order of their variants.
+    pub const NAMES: [&str; 5] = ["reads", "writes", "zeroes", "discards", "flushes"];
+}
+
 /// A reply to a request.
 #[derive(Debug, Clone)]
 pub struct Answer {
@@ -96,6 +130,15 @@ pub trait Link: Send {
 }
 
 impl Endpoint {
+    /// Returns the protocol of connections to this address.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        match self {
+            Endpoint::Nbd { .. } => Protocol::Nbd,
+            Endpoint::VhostUser { .. } => Protocol::VhostUser,
+        }
+    }
+
     /// Connects to the disk.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::guest::Counts;
 use crate::journal::Violation;
+use crate::link::{Operation, Protocol};
 
 /// Sums over all rounds of a run.
 #[derive(Debug, Default)]
@@ -13,6 +14,8 @@ pub struct Totals {
     /// Number of completed rounds.
     pub rounds: u64,
     requests: u64,
+    /// Number of answered requests of each protocol and operation.
+    operations: [[u64; Operation::NAMES.len()]; Protocol::NAMES.len()],
     bytes_checked: u64,
     flushes: u64,
     errors: u64,
@@ -31,6 +34,9 @@ impl Totals {
     pub fn add(&mut self, counts: &Counts) {
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         self.requests += get(&counts.requests);
+        for (sums, of_guest) in self.operations.iter_mut().zip(&counts.operations) {
+            sums.iter_mut().zip(of_guest).for_each(|(sum, counter)| *sum += get(counter));
+        }
         self.bytes_checked += get(&counts.bytes_checked);
         self.flushes += get(&counts.flushes);
         self.errors += get(&counts.errors);
@@ -51,15 +57,27 @@ impl Totals {
         )
     }
 
+    /// Returns one line for each operation, with the number of answered requests of each protocol.
+    fn operations(&self) -> String {
+        let line = |(at, name): (usize, &&str)| {
+            let of =
+                |(number, protocol): (usize, &&str)| format!("{} {protocol}", self.operations[number][at]);
+            let counts: Vec<String> = Protocol::NAMES.iter().enumerate().map(of).collect();
+            format!("  {name:<20}{}\n", counts.join(", "))
+        };
+        Operation::NAMES.iter().enumerate().map(line).collect()
+    }
+
     /// Returns the report of a run for users. `count` is the number of violations; `violations` has
     /// those with evidence.
     #[must_use]
     pub fn report(&self, count: usize, violations: &[Violation]) -> String {
         let mut text = format!(
-            "rounds                {}\nrequests answered     {}\ncompared              {} MiB\n\
+            "rounds                {}\nrequests answered     {}\n{}compared              {} MiB\n\
              successful flushes    {}\nrequests that failed  {} ({} flushes)\nconnections           {}\nfaults\n",
             self.rounds,
             self.requests,
+            self.operations(),
             self.bytes_checked >> 20,
             self.flushes,
             self.errors,
@@ -77,5 +95,36 @@ impl Totals {
             }
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_lists_each_operation_of_each_protocol() {
+        let counts = Counts::default();
+        for (protocol, operation, count) in [
+            (Protocol::Nbd, Operation::Read, 7),
+            (Protocol::Nbd, Operation::Discard, 2),
+            (Protocol::VhostUser, Operation::Read, 3),
+            (Protocol::VhostUser, Operation::Flush, 1),
+        ] {
+            counts.operations[protocol as usize][operation as usize].store(count, Ordering::Relaxed);
+        }
+        let mut totals = Totals::default();
+        totals.add(&counts);
+        totals.add(&counts);
+        let report = totals.report(0, &[]);
+        for line in [
+            "  reads               14 NBD, 6 vhost-user",
+            "  writes              0 NBD, 0 vhost-user",
+            "  zeroes              0 NBD, 0 vhost-user",
+            "  discards            4 NBD, 0 vhost-user",
+            "  flushes             0 NBD, 2 vhost-user",
+        ] {
+            assert!(report.lines().any(|found| found == line), "{line}: {report}");
+        }
     }
 }

@@ -121,10 +121,25 @@ impl Confirmation {
             "{disk}: dirty data in the flash of {host} is lost: writes that were acknowledged to \
             the guest are undone; the amount is unknown on this host"
         );
-        self.rehearsal
-            .say(disk, Preview { effects: vec![effect], dirty_unknown: true, ..Preview::default() })?;
+        self.check_unknown(disk, effect)
+    }
+
+    /// Refuses to take a disk of objects from its owner without `--yes`.
+    pub(super) fn check_unlock(self, spec: &str, owner: &str) -> anyhow::Result<()> {
+        let effect = format!(
+            "{spec}: unflushed writes of {owner} are lost, and dirty data of its cache is not \
+            written to the disk: writes that were acknowledged to the guest are undone; the amount \
+            is unknown"
+        );
+        self.check_unknown(spec, effect)
+    }
+
+    /// Shows that an unknown amount of dirty data is lost, and refuses to lose it without `--yes`.
+    fn check_unknown(self, subject: &str, effect: String) -> anyhow::Result<()> {
+        let preview = Preview { effects: vec![effect], dirty_unknown: true, ..Preview::default() };
+        let preview = self.rehearsal.say(subject, preview)?;
         if !self.yes {
-            anyhow::bail!("{disk}: dirty data would be lost; pass --yes to accept that; nothing was changed");
+            anyhow::bail!(refusal(subject, &preview));
         }
         Ok(())
     }
@@ -191,6 +206,22 @@ mod tests {
     use hob_control::Size;
 
     use super::*;
+
+    #[test]
+    fn an_unknown_loss_needs_yes() {
+        let consent = |dry_run, yes| Confirmation { rehearsal: DryRun { dry_run }, yes };
+        let check = |consent: Confirmation| {
+            [consent.check_unlock("s3://bucket/vm", "host b"), consent.check_elsewhere("vm", "host b")]
+        };
+        for refused in check(consent(false, false)) {
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains("would be lost") && error.contains("pass --yes"), "{error}");
+        }
+        for yes in [false, true] {
+            assert!(check(consent(true, yes)).into_iter().all(|it| it.unwrap_err().is::<DryRunEnded>()));
+        }
+        assert!(check(consent(false, true)).iter().all(Result::is_ok));
+    }
 
     #[test]
     fn only_dirty_data_that_exists_is_said_to_be_lost() {

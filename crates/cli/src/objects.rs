@@ -8,7 +8,11 @@ use hob_storage::backing::objects::{self, OBJECT_BYTES_DEFAULT, ObjectDisk};
 use serde::Serialize;
 
 use super::Global;
+use super::confirmation::Confirmation;
 use super::output::{pairs, print};
+
+/// The owner of a disk that no host has open.
+const NO_OWNER: &str = "no host";
 
 /// Create, show and unlock disks that are stored as objects, in an object store such as S3 or in a
 /// directory; see docs/OBJECTS.md
@@ -34,12 +38,14 @@ pub(crate) enum Objects {
         #[arg(value_name = "SPEC")]
         spec: String,
     },
-    /// Unlock a disk whose host will never return and did not close the disk. If the host still
-    /// runs, all its writes to the disk fail
+    /// Unlock a disk whose host will never return and did not close the disk. Unflushed writes and
+    /// dirty data of that host are lost. If the host still runs, all its writes to the disk fail
     Unlock {
         /// Backing, as for 'create'
         #[arg(value_name = "SPEC")]
         spec: String,
+        #[command(flatten)]
+        consent: Confirmation,
     },
 }
 
@@ -84,10 +90,12 @@ pub(super) fn run(command: Objects, global: &Global) -> anyhow::Result<()> {
             let found = objects::show(&spec, &options)?;
             print(global.output, &Shown::of(spec, &found), show)
         }
-        Objects::Unlock { spec } => {
+        Objects::Unlock { spec, consent } => {
+            let owner = objects::check_unlock(&spec, &options)?.owner;
+            consent.check_unlock(&spec, owner.as_deref().unwrap_or(NO_OWNER))?;
             let before = objects::unlock(&spec, &options)?;
             print(global.output, &Shown::of(spec, &before), |before| {
-                let owner = before.owner.as_deref().unwrap_or("nobody");
+                let owner = before.owner.as_deref().unwrap_or(NO_OWNER);
                 format!("unlocked: {owner} had the disk, and can no longer write to it")
             })
         }
@@ -106,6 +114,6 @@ fn show(disk: &Shown) -> String {
         facts.push(("objects", format!("{objects}, {most} at most")));
     }
     facts.push(("manifest", format!("{}, epoch {}", disk.manifest, disk.epoch)));
-    facts.push(("in use by", disk.owner.clone().unwrap_or_else(|| "nobody".to_owned())));
+    facts.push(("in use by", disk.owner.clone().unwrap_or_else(|| NO_OWNER.to_owned())));
     pairs(facts)
 }

@@ -22,6 +22,8 @@ fn these_lines_make_sense() {
         "hob objects create objects+file:///srv/vm --size 10G --object-size 1M",
         "hob objects show s3://bucket/vm -o json",
         "hob objects unlock gs://bucket/vm",
+        "hob objects unlock gs://bucket/vm --dry-run",
+        "hob objects unlock gs://bucket/vm --yes",
         "hob pool create fast /dev/a /dev/b --size 1G --segment-size 16M --force",
         "hob pool add-device fast /dev/c --size 1G",
         "hob pool set-device fast /dev/c --admission out",

@@ -143,6 +143,10 @@ pub(crate) struct Limits {
     /// Seconds after which a shard that does not respond ends the daemon, which systemd restarts; 0
     /// means never. Default: 20.
     pub(crate) shard_silence_s_max: u64,
+    /// Rate at which hob compares each recovered cache with its backing if the backing may have
+    /// changed, bytes per second. While guests wait for the backing, a quarter of this rate applies.
+    /// Default: 128M.
+    pub(crate) verify_bytes_per_s: Size,
     /// Unit of I/O in which shares, limits and reservations count. Default: 32K.
     pub(crate) qos_unit: Size,
 }
@@ -160,6 +164,7 @@ impl Default for Limits {
             // disk, and less than WatchdogSec in packaging/hob.service. A turn of a shard takes
             // less than a hundredth of this time.
             shard_silence_s_max: 20,
+            verify_bytes_per_s: Size(hob_engine::Limits::default().verify_bytes_per_s),
             qos_unit: Size(u64::from(QOS_UNIT_BYTES_DEFAULT)),
         }
     }
@@ -182,6 +187,17 @@ impl Limits {
         let older =
             self.backing_wait_ms_max.map(|millis| BackingTimeout::Limit(Duration::from_millis(millis)));
         self.backing_timeout.or(older).unwrap_or(BackingTimeout::Forever)
+    }
+
+    /// Returns the limits of the engine of each shard.
+    pub(crate) fn of_engine(&self) -> hob_engine::Limits {
+        hob_engine::Limits {
+            flash_errors_max: self.flash_errors_max,
+            qos_unit_bytes: self.qos_unit.bytes() as u32,
+            flash_stall_ms_max: self.flash_stall_ms_max,
+            verify_bytes_per_s: self.verify_bytes_per_s.bytes(),
+            ..hob_engine::Limits::default()
+        }
     }
 }
 
@@ -506,6 +522,9 @@ mod tests {
             [limits]
             connections_max = 64
             buffer_bytes_max = "128M"
+            flash_stall_ms_max = 2000
+            flash_errors_max = 5
+            verify_bytes_per_s = "16M"
             qos_unit = "4K"
             [[storage_policy]]
             name = "gold"
@@ -555,6 +574,9 @@ mod tests {
         let required = config.nbd.iter().map(|entry| entry.tls.as_ref().unwrap().required);
         assert_eq!(required.collect::<Vec<_>>(), [false, true]);
         assert_eq!((config.limits.buffer_bytes_max, config.limits.qos_unit), (Size(128 << 20), Size(4096)));
+        let limits = config.limits.of_engine();
+        assert_eq!((limits.flash_stall_ms_max, limits.flash_errors_max), (2000, 5));
+        assert_eq!((limits.verify_bytes_per_s, limits.qos_unit_bytes), (16 << 20, 4096));
         assert_eq!(config.pools[0].size, Some(Size(1 << 30)));
         let settings = &config.disks[0].cache.as_ref().unwrap().settings;
         assert_eq!((settings.block_size, settings.dirty_age_max), (Some(Size(8192)), Some(0)));
@@ -603,6 +625,8 @@ mod tests {
             ("listen = [\"/x.sock\"]", &["line 1", "unix:"]),
             ("[control]\nlisten = [\"tcp:h:1\"]", &["tcp:h:1", "control.tls"]),
             ("[limits]\nflash_errors_max = 0", &["flash_errors_max"]),
+            ("[limits]\nverify_bytes_per_s = 0", &["verify_bytes_per_s = 0", "1M to 64G"]),
+            ("[limits]\nverify_bytes_per_s = \"65G\"", &["verify_bytes_per_s = 65G", "1M to 64G"]),
             ("[[pool]]\nname = \"a\"\ndevices = []\nsise = 1", &["line 4", "sise"]),
             (
                 "[[disk]]\nname = \"a\"\nbacking = \"/x\"\n[disk.cache]\npool = \"p\"\nsize = 1\nmod = \"x\"",

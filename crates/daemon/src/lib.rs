@@ -404,12 +404,7 @@ fn start_shards(plan: &Plan, events: &mpsc::UnboundedSender<ShardEvent>) -> anyh
     let start = |number| {
         let options = ShardOptions {
             ring: RingConfig { kind: plan.ring, arena_bytes, ..RingConfig::default() },
-            limits: hob_engine::Limits {
-                flash_errors_max: plan.limits.flash_errors_max,
-                qos_unit_bytes: plan.limits.qos_unit.bytes() as u32,
-                flash_stall_ms_max: plan.limits.flash_stall_ms_max,
-                ..hob_engine::Limits::default()
-            },
+            limits: plan.limits.of_engine(),
             peer_wait: plan.peer_wait(),
             ..ShardOptions::new(number)
         };

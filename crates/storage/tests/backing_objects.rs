@@ -98,6 +98,9 @@ fn a_writer_that_loses_the_disk_is_notified() {
     let mut rig = Rig::of(RingKind::IoUring, open(&spec, Access::ReadWrite).unwrap());
     assert!(!rig.backing.is_lost());
     // The store assumes that this owner is on another host, which an operator declares dead.
+    let there = objects::check_unlock(&spec, &options()).unwrap();
+    assert!(there.owner.is_some() && !rig.backing.is_lost());
+    assert_eq!(objects::check_unlock(&spec, &options()).unwrap(), there, "a check changes nothing");
     objects::unlock(&spec, &options()).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     while !rig.backing.is_lost() {
@@ -131,9 +134,10 @@ fn invalid_addresses_are_refused() {
     let spec = make(dir.path(), 1 << 20);
     let again = objects::create(&spec, 1 << 20, OBJECT, &options()).unwrap_err().to_string();
     assert!(again.contains("already"), "{again}");
-    assert!(
-        objects::unlock(&spec, &options()).unwrap_err().to_string().contains("no host has the disk open")
-    );
+    for refused in [objects::check_unlock(&spec, &options()), objects::unlock(&spec, &options())] {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("no host has the disk open"), "{error}");
+    }
 }
 
 /// Tests a real server: `HOB_OBJECTS=s3://BUCKET/PREFIX?endpoint=…`, with keys in the environment.

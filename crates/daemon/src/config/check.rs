@@ -152,12 +152,13 @@ fn check_limits(config: &Config, found: &mut Findings<'_>) {
         ("backing_wait_ms_max", limits.backing_wait_ms_max.unwrap_or_default(), 0, 86_400_000),
         ("flash_stall_ms_max", limits.flash_stall_ms_max, 10, 600_000),
         ("flash_errors_max", u64::from(limits.flash_errors_max), 1, 1_000_000),
+        ("verify_bytes_per_s", limits.verify_bytes_per_s.bytes(), 1 << 20, 64 << 30),
         ("qos_unit", limits.qos_unit.bytes(), 512, 1 << 30),
     ];
     for (name, value, least, most) in table {
         if !(least..=most).contains(&value) {
             let text = |value: u64| match name {
-                "buffer_bytes_max" | "qos_unit" => Size(value).to_string(),
+                "buffer_bytes_max" | "verify_bytes_per_s" | "qos_unit" => Size(value).to_string(),
                 _ => value.to_string(),
             };
             let (value, least, most) = (text(value), text(least), text(most));

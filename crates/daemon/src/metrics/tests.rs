@@ -253,6 +253,35 @@ fn the_alerts_know_the_kinds_of_problems() {
     assert_eq!(expressions, known.iter().map(|name| alerts.matches(name).count()).sum::<usize>());
 }
 
+/// Kinds of problems without an alert for their kind, because another metric has the object of the
+/// problem in its labels: the kind, and the expression of the alert for that metric.
+const ALERTED_BY_OBJECT: [(ProblemKind, &str); 9] = [
+    (ProblemKind::ShardSilent, "hob_shard_up == 0"),
+    (ProblemKind::DiskOffline, "hob_disk_state{state=\"offline\"} == 1"),
+    (ProblemKind::DeviceOffline, "hob_device_state{state=~\"fenced|offline\"} == 1"),
+    (ProblemKind::DeviceFenced, "hob_device_state{state=~\"fenced|offline\"} == 1"),
+    (ProblemKind::DeviceStalled, "hob_device_state{state=\"stalled\"} == 1"),
+    (ProblemKind::DirtyLost, "hob_cache_dirty_lost_bytes > 0"),
+    (ProblemKind::BackingUnreachable, "hob_disk_backing_state{state=~\"reconnecting|failed\"} == 1"),
+    (ProblemKind::BackingSlow, "hob_disk_backing_state{state=\"slow\"} == 1"),
+    (ProblemKind::BackingErrors, "hob_disk_backing_state{state=\"failing\"} == 1"),
+];
+
+#[test]
+fn each_kind_of_problem_has_one_alert() {
+    let alerts = include_str!("../../../../dashboard/prometheus/alerts.yml");
+    let expressions: Vec<&str> =
+        alerts.lines().filter_map(|line| line.trim().strip_prefix("expr: ")).collect();
+    for kind in ProblemKind::ALL {
+        let of_kind = format!("hob_health_problems{{kind=\"{}\"}} > 0", kind.name());
+        let by_object = ALERTED_BY_OBJECT.iter().find(|(other, _)| *other == kind);
+        let wanted = by_object.map_or(of_kind.as_str(), |(_, expression)| *expression);
+        let found = expressions.iter().filter(|expression| **expression == wanted).count();
+        assert_eq!(found, 1, "{}: {wanted}", kind.name());
+        assert!(by_object.is_none() || !expressions.contains(&of_kind.as_str()), "{}", kind.name());
+    }
+}
+
 #[test]
 fn each_alert_has_its_own_name() {
     let alerts = include_str!("../../../../dashboard/prometheus/alerts.yml");

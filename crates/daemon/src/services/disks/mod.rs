@@ -34,6 +34,7 @@ mod pool_preview;
 mod preview;
 mod recover;
 mod recovering;
+mod recovery_memory;
 mod removal;
 mod reopening;
 mod resize;
@@ -61,6 +62,7 @@ use last_served::Record;
 pub(super) use opening::{BACKING_CHARS_MAX, Open, no_backing, open_gateway};
 pub(super) use parents::ParentLink;
 pub(super) use recovering::{OldRings, RecoveringCache};
+use recovery_memory::RecoveryMemory;
 pub(super) use resize::Measure;
 pub(super) use to_backing::{DirtyPass, note_progress, write_to_backing};
 
@@ -94,6 +96,7 @@ service! {
     } with {
         owner: Arc<OnceLock<Weak<dyn DiskOwner>>>,
         last_served: Arc<Record>,
+        recovery_memory: Arc<RecoveryMemory>,
     }
 }
 

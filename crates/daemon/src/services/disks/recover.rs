@@ -23,11 +23,13 @@ use super::comparison::{Mismatch, Source, changed_since, compare, same_backing};
 use super::fencing::{Changed, Same, Verdict};
 use super::flash_content::{Content, Decision, Empty, Expected, Lack, judge as judge_content};
 use super::last_served::LaterChange;
+use super::recovery_memory::Reservation;
 use crate::api_error::{ApiError, Result, conflict};
 use crate::cache_settings::engine_config;
 use crate::hardware::BackingInfo;
+use crate::host_memory::HostMemory;
 use crate::services::flash::blocking;
-use crate::services::pools::{Restructure, check_index, places};
+use crate::services::pools::{CacheMemory, Restructure, places};
 use crate::services::registry::{DeviceEntry, DiskPhase};
 use crate::state::{BootId, CacheSpec, JournalSpec};
 use crate::watchdog::contained;
@@ -48,6 +50,8 @@ pub(in crate::services) struct Kept {
     data: Vec<DataSegment>,
     /// The same data segments with the pool's device ids.
     pub(super) in_pool: Vec<DataSegment>,
+    /// The memory of the index and of the recovery.
+    memory: Reservation,
 }
 
 /// The recovery of a cache, while its journal is being read.
@@ -67,6 +71,8 @@ pub(in crate::services) struct Reading {
     pub(super) later: Option<LaterChange>,
     /// Devices of the pool that are missing.
     missing: Vec<String>,
+    /// The memory of the index and of the recovery.
+    memory: Reservation,
     /// Highest number of a journal ring of the cache when the recovery started.
     pub(in crate::services) upto: u32,
     /// Receives the result of the first pass over the journal.
@@ -120,18 +126,19 @@ impl Disks {
     pub(in crate::services) async fn begin_recovery(&self, name: &str, spec: &CacheSpec) -> Result<Reading> {
         let journal = spec.journal.ok_or_else(|| ApiError::failed("its cache has no journal"))?;
         let began = Instant::now();
-        let (flash, missing, data_segments) = {
+        let (flash, missing, data_segments, memory) = {
             let inner = self.registry.inner();
             let entry = inner.pool(&spec.pool)?;
             let owned = entry.owners.iter().find(|(owner, _)| owner.0 == journal.owner.0);
             let most = spec.size.bytes().div_ceil(entry.segment_bytes);
             // The segments of an owner include its journal.
             let segments = owned.map_or(0, |(_, segments)| *segments).min(most);
-            check_index(spec, segments, None, entry.segment_bytes)
-                .map_err(|error| no_memory(name, &error))?;
+            let needs = CacheMemory::new(spec, segments, entry.segment_bytes);
+            let memory = self.recovery_memory.reserve(HostMemory::look(), needs);
+            let memory = memory.map_err(|error| no_memory(name, &error))?;
             let missing = entry.devices.iter().filter(|device| device.ids.is_none());
             let missing: Vec<String> = missing.map(|device| device.path.display().to_string()).collect();
-            (entry.flash.clone(), missing, segments)
+            (entry.flash.clone(), missing, segments, memory)
         };
         let reader = Arc::new(());
         self.registry.inner().disk_mut(name)?.journal_reader = Arc::downgrade(&reader);
@@ -175,6 +182,7 @@ impl Disks {
             outdated_by: None,
             later: None,
             missing,
+            memory,
             upto,
             surveyed,
             found,
@@ -206,8 +214,19 @@ impl Disks {
         source: Source,
     ) -> Result<(Source, Option<Kept>, Vec<String>)> {
         let may_be_dirty = reading.may_be_dirty();
-        let Reading { spec, journal, began, foreign, outdated_by, later, mut missing, upto, found, .. } =
-            reading;
+        let Reading {
+            spec,
+            journal,
+            began,
+            foreign,
+            outdated_by,
+            later,
+            mut missing,
+            memory,
+            upto,
+            found,
+            ..
+        } = reading;
         let found =
             match found.await.unwrap_or_else(|_| Err(ApiError::failed("its recovery ended unexpectedly"))) {
                 Ok(found) => found,
@@ -252,6 +271,7 @@ impl Disks {
             foreign,
             later,
             began,
+            memory,
             upto,
             remains,
             notes: Vec::new(),
@@ -268,8 +288,19 @@ impl Disks {
         recovered: Box<Recovered>,
         source: Source,
     ) -> Result<(Source, Option<Kept>, Vec<String>)> {
-        let Recovery { spec, journal, may_be_dirty, foreign, later, began, upto, remains, mut notes, .. } =
-            recovery;
+        let Recovery {
+            spec,
+            journal,
+            may_be_dirty,
+            foreign,
+            later,
+            began,
+            memory,
+            upto,
+            remains,
+            mut notes,
+            ..
+        } = recovery;
         let known_bytes = recovered.summary.disk_bytes;
         let (source, mut recovered, verdict, Mismatch { why, can_be_trusted }) =
             compare(source, recovered, journal, spec.verify, foreign, later).await?;
@@ -320,7 +351,7 @@ impl Disks {
         let in_pool = remains.data;
         let data: Option<Vec<_>> = in_pool.iter().copied().map(on_shards).collect();
         let data = data.ok_or_else(|| ApiError::failed("a device of the pool went offline again"))?;
-        Ok((source, Some(Kept { recovered, upto, data, in_pool }), notes))
+        Ok((source, Some(Kept { recovered, upto, data, in_pool, memory }), notes))
     }
 
     /// Returns true if an operator removed the last device of the cache's pool, and so the cache.
@@ -384,7 +415,7 @@ impl Disks {
     /// Gives the recovered cache to its disk, which is already on a shard. The caller holds the
     /// operation guard of the disk.
     pub(in crate::services) async fn enable_kept(&self, name: &str, kept: Kept) -> Result<(), Restructure> {
-        let Kept { recovered, upto, data, in_pool: _ } = kept;
+        let Kept { recovered, upto, data, in_pool: _, memory } = kept;
         let (was_block_bytes, ring) = (recovered.summary.block_bytes, recovered.summary.ring);
         let is_verified = recovered.sectors_unverified() == 0;
         let known = self.registry.inner().disk(name)?.cache().and_then(|spec| spec.journal);
@@ -439,6 +470,7 @@ impl Disks {
             self.registry.save_first().await?;
         }
         enabled?;
+        memory.keep_index();
         {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
@@ -494,6 +526,8 @@ struct Recovery {
     foreign: Option<String>,
     later: Option<LaterChange>,
     began: Instant,
+    /// The memory of the index and of the recovery.
+    memory: Reservation,
     /// Highest number of a journal ring of the cache when the recovery started.
     upto: u32,
     remains: RecoveredPool,

@@ -15,7 +15,6 @@ use hob_engine::units::{DeviceId, DiskId};
 
 use super::Pools;
 use super::caches::no_cache;
-use super::memory::check_index;
 use super::rings::{journal_room, ring_segments};
 use crate::api_error::{ApiError, Result};
 use crate::cache_settings::engine_config;
@@ -76,7 +75,7 @@ impl Pools {
         }
         let least = if rule == AllocationRule::Exactly { missing } else { 0 };
         let before = Some((&spec, have)).filter(|_| has_cache);
-        check_index(&spec, have + least, before, config.segment_bytes)?;
+        self.registry.inner().check_index(name, &spec, have + least, before, config.segment_bytes)?;
         let _turn = self.turn(&spec.pool).await;
         let has_shared = self.registry.inner().has_shared(&spec.pool);
         // A new cache also needs space for its journal.
@@ -87,8 +86,11 @@ impl Pools {
         if has_shared && (spec.shared.is_none() || least > 0) {
             self.make_room(&spec.pool, missing + journal).await;
         }
-        let free = self.registry.inner().pool(&spec.pool)?.free_segments();
-        check_index(&spec, have + missing.min(free), before, config.segment_bytes)?;
+        {
+            let inner = self.registry.inner();
+            let most = have + missing.min(inner.pool(&spec.pool)?.free_segments());
+            inner.check_index(name, &spec, most, before, config.segment_bytes)?;
+        }
         let spare = if has_shared {
             // Shared caches usually fill their pool. Therefore space for the journals of all caches
             // must stay free.

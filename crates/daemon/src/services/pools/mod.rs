@@ -47,7 +47,7 @@ pub(super) use discard::REMOVING;
 pub(super) use drain::{LOOK_EVERY, Watch};
 pub(super) use flash_writes::PoolWrites;
 pub(super) use foreign::overwritten;
-pub(super) use memory::check_index;
+pub(super) use memory::CacheMemory;
 pub(super) use orphans::read_journal;
 pub(super) use rings::{journal_room, release_owner};
 pub(super) use sharing::{REPARTITION_EVERY, Sharing};

@@ -6,7 +6,6 @@ use hob_control::Size;
 
 use super::Pools;
 use super::caches::owner_of;
-use super::memory::check_index;
 use super::rings::{journal_room, ring_segments};
 use crate::api_error::{ApiError, Result, conflict};
 use crate::services::flash::{Wanted, no_room};
@@ -71,7 +70,7 @@ impl Inner {
         let grows = wanted.size > before.size && wanted.shared.is_none();
         if grows || before.block_size != wanted.block_size {
             let segments = if grows { wanted.size.bytes().div_ceil(segment_bytes) } else { held };
-            check_index(wanted, segments, Some((before, held)), segment_bytes)?;
+            self.check_index(name, wanted, segments, Some((before, held)), segment_bytes)?;
         }
         if owner_of(before) == owner_of(wanted) {
             if grows && before.shared.is_none() {

@@ -76,7 +76,7 @@ pub struct ObjectDisk {
     /// The owner that has the disk open or did not close it, for users.
     pub owner: Option<String>,
     /// Number of existing objects. Each object takes at most `object_bytes`. `None` from
-    /// [`unlock`], which does not count them.
+    /// [`check_unlock`] and [`unlock`], which do not count them.
     pub objects: Option<u64>,
 }
 
@@ -117,6 +117,16 @@ pub fn create(
 pub fn show(spec: &str, options: &BackingOptions) -> Result<ObjectDisk, OpenError> {
     converse(spec, Directory::Exists, options, async |store| opening::look(&store).await)
         .map(|(manifest, present)| ObjectDisk::of(&manifest, Some(present)))
+}
+
+/// Returns the properties of a disk that [`unlock`] would release; they include its owner. Changes
+/// nothing.
+///
+/// # Errors
+/// Returns the same errors as [`unlock`].
+pub fn check_unlock(spec: &str, options: &BackingOptions) -> Result<ObjectDisk, OpenError> {
+    converse(spec, Directory::Exists, options, async |store| opening::check_unlock(&store).await)
+        .map(|manifest| ObjectDisk::of(&manifest, None))
 }
 
 /// Releases a disk from an owner that did not close it, so that it can be opened again. If that

@@ -167,21 +167,29 @@ async fn is_over(store: &RetryingStore, manifest: &Manifest) -> Result<bool, Sto
     Ok(store.manifests().await?.into_iter().max() != Some(manifest.sequence))
 }
 
+/// Refuses to unlock a disk that no owner has, or whose owner is a running process of this host.
+fn may_unlock(there: &Manifest) -> Result<(), Trouble> {
+    if there.closed {
+        return Err(Trouble::Unfit("no host has the disk open, so there is nothing to unlock".into()));
+    }
+    match there.owner.presence(&Owner::this(), false) {
+        OwnerLiveness::Here => {
+            Err(Trouble::InUse(format!("{} has the disk open and still runs; stop it first", there.owner)))
+        }
+        OwnerLiveness::Gone | OwnerLiveness::Elsewhere => Ok(()),
+    }
+}
+
+/// Returns the newest manifest of a disk that [`unlock`] would release, without a change.
+pub(super) async fn check_unlock(store: &RetryingStore) -> Result<Manifest, Trouble> {
+    let there = newest(store).await?.ok_or_else(no_disk)?;
+    may_unlock(&there)?;
+    Ok(there)
+}
+
 /// Releases a disk that its owner did not close.
 pub(super) async fn unlock(store: &Arc<RetryingStore>) -> Result<Manifest, Trouble> {
-    let may = |there: &Manifest| {
-        if there.closed {
-            return Err(Trouble::Unfit("no host has the disk open, so there is nothing to unlock".into()));
-        }
-        match there.owner.presence(&Owner::this(), false) {
-            OwnerLiveness::Here => Err(Trouble::InUse(format!(
-                "{} has the disk open and still runs; stop it first",
-                there.owner
-            ))),
-            OwnerLiveness::Gone | OwnerLiveness::Elsewhere => Ok(()),
-        }
-    };
-    take(store, &Owner::default(), Taking::Release, may).await.map(|taken| taken.before)
+    take(store, &Owner::default(), Taking::Release, may_unlock).await.map(|taken| taken.before)
 }
 
 /// Opens a disk read-only with its present content.
