@@ -1,7 +1,7 @@
 //! The interface to an object store, with retries.
 //!
 //! [`Objects`] accesses one disk's objects in a store. [`RetryingStore`] retries failed calls for a
-//! limited time. Each attempt is limited too. A call that timed out may still take effect in the
+//! limited time, and reports outages. Each attempt is limited too. A call that timed out may still take effect in the
 //! object store later, so callers must not assume that it had no effect.
 
 use std::future::Future;
@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::format::Name;
+use super::outage::{CallKind, StoreOutage};
 
 /// Result of a call to the object store.
 pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -93,6 +94,8 @@ pub(super) struct RetryingStore {
     gets: Semaphore,
     /// Whether the object store has accepted the credentials before.
     has_worked: AtomicBool,
+    /// Reports outages of the object store; `None` if the disk is not a backing.
+    outage: Option<StoreOutage>,
 }
 
 impl RetryingStore {
@@ -102,9 +105,31 @@ impl RetryingStore {
             wait_ms: AtomicU64::new(0),
             gets: Semaphore::new(GETS_MAX),
             has_worked: AtomicBool::new(false),
+            outage: None,
         };
         patient.set_wait(wait_max);
         patient
+    }
+
+    /// Returns the same object store, which reports outages.
+    pub(super) fn reporting(self, outage: StoreOutage) -> RetryingStore {
+        RetryingStore { outage: Some(outage), ..self }
+    }
+
+    /// Returns true if the object store has an outage, which was reported.
+    pub(super) fn has_outage(&self) -> bool {
+        self.outage.as_ref().is_some_and(StoreOutage::is_reported)
+    }
+
+    /// Reports the result of one attempt of a call that began at `began`.
+    fn report<T>(&self, kind: CallKind, began: Instant, result: &Result<T, StoreError>) {
+        let Some(outage) = &self.outage else { return };
+        match result {
+            Err(StoreError::Failed(error) | StoreError::Denied(error)) => {
+                outage.note_failure(kind, began, error);
+            }
+            _ => outage.note_answer(kind),
+        }
     }
 
     /// Sets how long calls wait for a store that does not answer, including calls in progress.
@@ -115,7 +140,7 @@ impl RetryingStore {
     pub(super) async fn get(&self, name: Name, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
         let _place = self.gets.acquire().await.expect("it is never closed");
         let len = range.as_ref().map_or(0, |range| range.end - range.start);
-        let bytes = self.repeat(name, len, || self.objects.get(name, range.clone())).await?;
+        let bytes = self.repeat(CallKind::Read, name, len, || self.objects.get(name, range.clone())).await?;
         match range {
             Some(_) if bytes.len() as u64 != len => {
                 Err(StoreError::Failed(format!("{name} is shorter than it was")))
@@ -126,7 +151,8 @@ impl RetryingStore {
 
     /// Writes an object, and replaces it if it exists.
     pub(super) async fn put(&self, name: Name, bytes: Bytes) -> Result<(), StoreError> {
-        self.repeat(name, bytes.len() as u64, || self.objects.put(name, bytes.clone(), Put::Always)).await
+        let put = || self.objects.put(name, bytes.clone(), Put::Always);
+        self.repeat(CallKind::Write, name, bytes.len() as u64, put).await
     }
 
     /// Creates an object that must not exist. If it exists with the same bytes, an earlier attempt
@@ -142,7 +168,8 @@ impl RetryingStore {
 
     /// Creates an object, or confirms that it exists with the same bytes.
     pub(super) async fn create_again(&self, name: Name, bytes: Bytes) -> Result<(), StoreError> {
-        self.repeat(name, bytes.len() as u64, || self.objects.put(name, bytes.clone(), Put::IfAbsent)).await
+        let put = || self.objects.put(name, bytes.clone(), Put::IfAbsent);
+        self.repeat(CallKind::Write, name, bytes.len() as u64, put).await
     }
 
     /// Calls `each` for every object in a folder. Listing takes long if there are many objects.
@@ -157,17 +184,20 @@ impl RetryingStore {
 
     /// See [`Objects::tidy`].
     pub(super) async fn tidy(&self) -> Result<(), StoreError> {
-        self.repeat("its directory", 0, || self.objects.tidy()).await
+        self.repeat(CallKind::Cleanup, "its directory", 0, || self.objects.tidy()).await
     }
 
     /// Reads an object once, without retries.
     pub(super) async fn peek(&self, name: Name) -> Result<Bytes, StoreError> {
+        let began = Instant::now();
         let look = timeout(ATTEMPT_MIN, self.objects.get(name, None)).await;
-        look.unwrap_or_else(|_| Err(StoreError::Failed("the object store does not answer".into())))
+        let result = look.unwrap_or_else(|_| Err(no_answer()));
+        self.report(CallKind::Read, began, &result);
+        result
     }
 
     pub(super) async fn delete(&self, name: Name) -> Result<(), StoreError> {
-        self.repeat(name, 0, || self.objects.delete(name)).await
+        self.repeat(CallKind::Cleanup, name, 0, || self.objects.delete(name)).await
     }
 
     pub(super) async fn manifests(&self) -> Result<Vec<u64>, StoreError> {
@@ -183,11 +213,12 @@ impl RetryingStore {
                 Ok(numbers)
             })
         };
-        self.repeat("manifests", 0, list).await
+        self.repeat(CallKind::Read, "manifests", 0, list).await
     }
 
     async fn repeat<'a, T>(
         &'a self,
+        kind: CallKind,
         what: impl std::fmt::Display,
         bytes: u64,
         attempt: impl Fn() -> Boxed<'a, T>,
@@ -200,14 +231,16 @@ impl RetryingStore {
             let wait = Duration::from_millis(self.wait_ms.load(Ordering::Relaxed)) + moving;
             let deadline = begun + wait;
             let left = deadline.saturating_duration_since(Instant::now());
-            let error = match timeout((ATTEMPT_MIN + moving).min(left), attempt()).await {
-                Ok(Err(StoreError::Failed(error))) => error,
-                Ok(Err(StoreError::Denied(error))) if self.has_worked.load(Ordering::Relaxed) => error,
-                Ok(result) => {
+            let result = timeout((ATTEMPT_MIN + moving).min(left), attempt()).await;
+            let result = result.unwrap_or_else(|_| Err(no_answer()));
+            self.report(kind, begun, &result);
+            let error = match result {
+                Err(StoreError::Failed(error)) => error,
+                Err(StoreError::Denied(error)) if self.has_worked.load(Ordering::Relaxed) => error,
+                result => {
                     self.has_worked.fetch_or(result.is_ok(), Ordering::Relaxed);
                     return result;
                 }
-                Err(_) => "the object store does not answer".to_owned(),
             };
             if Instant::now() + pause >= deadline {
                 tracing::warn!("{what}: the object store failed, and hob stops retrying: {error}");
@@ -218,6 +251,10 @@ impl RetryingStore {
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }
+}
+
+fn no_answer() -> StoreError {
+    StoreError::Failed("the object store does not answer".to_owned())
 }
 
 #[cfg(test)]
