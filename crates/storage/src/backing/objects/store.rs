@@ -1,8 +1,8 @@
 //! The interface to an object store, with retries.
 //!
 //! [`Objects`] accesses one disk's objects in a store. [`RetryingStore`] retries failed calls for a
-//! limited time, and reports outages. Each attempt is limited too. A call that timed out may still take effect in the
-//! object store later, so callers must not assume that it had no effect.
+//! limited time, and reports outages. Each attempt is limited too. A call that timed out may still
+//! take effect in the object store later, so callers must not assume that it had no effect.
 
 use std::future::Future;
 use std::ops::Range;
@@ -83,6 +83,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Longest time for listing all objects.
 const LIST_MAX: Duration = Duration::from_secs(1800);
+
+/// Maximum number of attempts to list all objects.
+const LIST_ATTEMPTS_MAX: u32 = 8;
 
 /// Maximum number of gets in flight.
 const GETS_MAX: usize = 64;
@@ -172,14 +175,29 @@ impl RetryingStore {
         self.repeat(CallKind::Write, name, bytes.len() as u64, put).await
     }
 
-    /// Calls `each` for every object in a folder. Listing takes long if there are many objects.
+    /// Calls `each` for every object in a folder, and again for objects that were listed before an
+    /// attempt failed. Listing takes long if there are many objects.
     pub(super) async fn list(
         &self,
         folder: &str,
         each: &mut (dyn FnMut(Name) + Send),
     ) -> Result<(), StoreError> {
-        let list = timeout(LIST_MAX, self.objects.list(folder, each)).await;
-        list.unwrap_or_else(|_| Err(StoreError::Failed(format!("listing {folder} takes too long"))))
+        let deadline = Instant::now() + LIST_MAX;
+        let mut pause = PAUSE_MIN;
+        let mut attempts_left = LIST_ATTEMPTS_MAX;
+        loop {
+            attempts_left -= 1;
+            let left = deadline.saturating_duration_since(Instant::now());
+            match timeout(left, self.objects.list(folder, &mut *each)).await {
+                Ok(Err(StoreError::Failed(error))) if attempts_left > 0 => {
+                    tracing::debug!("listing {folder} failed; retrying: {error}");
+                }
+                Ok(result) => return result,
+                Err(_) => return Err(StoreError::Failed(format!("listing {folder} takes too long"))),
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
     }
 
     /// See [`Objects::tidy`].
@@ -263,15 +281,17 @@ mod tests {
 
     use super::*;
 
-    /// Denies access that many times, after that many successes.
+    /// Denies access that many times, after that many successes. A listing fails that many times.
     struct Expiring {
         works: AtomicUsize,
         denies: AtomicUsize,
+        failed_lists: AtomicUsize,
     }
 
     impl Expiring {
         fn patient(works: usize, denies: usize) -> RetryingStore {
-            let objects = Expiring { works: works.into(), denies: denies.into() };
+            let objects =
+                Expiring { works: works.into(), denies: denies.into(), failed_lists: denies.into() };
             RetryingStore::new(Box::new(objects), Duration::from_secs(5))
         }
 
@@ -293,8 +313,22 @@ mod tests {
         fn delete(&self, _: Name) -> Boxed<'_, ()> {
             Box::pin(async { Ok(()) })
         }
-        fn list<'a>(&'a self, _: &'a str, _: &'a mut (dyn FnMut(Name) + Send)) -> Boxed<'a, ()> {
-            Box::pin(async { Ok(()) })
+        fn list<'a>(&'a self, _: &'a str, each: &'a mut (dyn FnMut(Name) + Send)) -> Boxed<'a, ()> {
+            Box::pin(async move {
+                each(Name::Manifest(1));
+                let is_failed = Self::take(&self.failed_lists);
+                if is_failed { Err(StoreError::Failed("503 SlowDown".into())) } else { Ok(()) }
+            })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listing_is_retried_a_limited_number_of_times() {
+        for (failures, is_listed) in [(0, true), (7, true), (8, false)] {
+            let store = Expiring::patient(0, failures);
+            let mut count = 0;
+            let result = store.list("data", &mut |_| count += 1).await;
+            assert_eq!((result.is_ok(), count), (is_listed, (failures + 1).min(8)), "{failures}");
         }
     }
 
