@@ -15,6 +15,10 @@ use rustix::process::Signal;
 
 const SIZE: u64 = 32 * MIB;
 const WARM: u64 = 4 * MIB;
+/// Size of the write-back cache.
+const CACHE: u64 = 16 * MIB;
+/// A writer that makes no progress for this time waits for the backing.
+const NO_PROGRESS: Duration = Duration::from_secs(3);
 
 /// Maximum time of a stop whose backing does not answer. It usually takes 2 to 6 s.
 const STOP_MAX: Duration = Duration::from_secs(20);
@@ -177,6 +181,20 @@ fn sigterm_ends_the_server_while_its_backing_is_dead() {
     stage.hob.stop();
 }
 
+/// Configures a disk on `backing.sock` with a write-back cache of [`CACHE`], which destages only
+/// when it is nearly full.
+fn configure_write_back(scratch: &Scratch) {
+    let uri = format!("nbd+unix:///?socket={}", scratch.text("backing.sock"));
+    let config = format!(
+        "[[pool]]\nname = \"pool\"\ndevices = [{:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
+         [[disk]]\nname = \"vm\"\nbacking = {uri:?}\n\
+         [disk.cache]\npool = \"pool\"\nsize = {CACHE}\nmode = \"write-back\"\ndirty_age_max = 600\n\
+         dirty_start = 90\ndirty_stop = 80\ndirty_full = 95\n",
+        scratch.text("flash"),
+    );
+    scratch.configure(&config);
+}
+
 /// Starts a daemon, and waits until the disk `vm` has its write-back cache.
 #[track_caller]
 fn start_daemon(scratch: &Scratch) -> (Daemon, Client) {
@@ -195,15 +213,7 @@ fn a_stop_during_a_drain_takes_seconds_and_loses_nothing() {
         let scratch = Scratch::new();
         empty_file(&scratch.path("disk.img"), SIZE);
         let mut backing = nbdkit(&scratch);
-        let uri = format!("nbd+unix:///?socket={}", scratch.text("backing.sock"));
-        let config = format!(
-            "[[pool]]\nname = \"pool\"\ndevices = [{:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
-             [[disk]]\nname = \"vm\"\nbacking = {uri:?}\n\
-             [disk.cache]\npool = \"pool\"\nsize = \"16M\"\nmode = \"write-back\"\ndirty_age_max = 600\n\
-             dirty_start = 90\ndirty_stop = 80\ndirty_full = 95\n",
-            scratch.text("flash"),
-        );
-        scratch.configure(&config);
+        configure_write_back(&scratch);
         let (daemon, mut guest) = start_daemon(&scratch);
         let data = Noise::new(53).bytes(MIB as usize);
         guest.write(0, &data).unwrap();
@@ -233,4 +243,59 @@ fn a_stop_during_a_drain_takes_seconds_and_loses_nothing() {
         daemon.stop();
         drop(backing);
     }
+}
+
+/// Promise 4 under write-back: a dead backing fills the cache with dirty data up to its limit. Then
+/// writes wait without an error, hits continue, and everything ends when the backing returns.
+#[test]
+fn writes_beyond_the_dirty_limit_wait_until_the_backing_returns() {
+    const BLOCK: u64 = 64 << 10;
+    let scratch = Scratch::new();
+    empty_file(&scratch.path("disk.img"), SIZE);
+    let mut backing = nbdkit(&scratch);
+    configure_write_back(&scratch);
+    let (daemon, mut guest) = start_daemon(&scratch);
+    // More data than the cache can have. The order is not sequential.
+    let blocks = 24 * MIB / BLOCK;
+    let data = Noise::new(54).bytes((blocks * BLOCK) as usize);
+    let at = |number: u64| number * 157 % blocks * BLOCK;
+    let block = |number: u64| &data[at(number) as usize..][..BLOCK as usize];
+    backing.kill();
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for number in 0..blocks {
+                guest.write(at(number), block(number)).expect("a write waits rather than fails");
+                done.store(number + 1, Ordering::Relaxed);
+            }
+            guest.flush().expect("a flush waits rather than fails");
+        });
+        let mut progress = (0, Instant::now());
+        wait_for("a write that waits at the dirty limit", || {
+            let now = done.load(Ordering::Relaxed);
+            if now != progress.0 {
+                progress = (now, Instant::now());
+            }
+            assert!(now * BLOCK <= CACHE, "{now} blocks are acknowledged without a backing");
+            progress.1.elapsed() > NO_PROGRESS && daemon.number("vm", "dirty_bytes") >= CACHE / 2
+        });
+        let mut reader = scratch.connect("vm");
+        for number in 0..20 {
+            let hit = reader.read(at(number), BLOCK as u32).expect("a hit");
+            assert_same(&hit, block(number), at(number), "the disk and what was written");
+        }
+        assert!(!writer.is_finished(), "the writes do not wait for the backing");
+        assert_eq!(daemon.json(&["disk", "show", "vm"])["backing_state"]["state"], "reconnecting");
+        backing = nbdkit(&scratch);
+        writer.join().expect("no write fails");
+    });
+    assert_eq!(done.into_inner(), blocks);
+    let whole = guest.read(0, data.len() as u32).unwrap();
+    assert_same(&whole, &data, 0, "the disk and what was written");
+    daemon.ctl(&["drain", "vm"]);
+    drop(guest);
+    daemon.stop();
+    backing.kill();
+    let image = std::fs::read(scratch.path("disk.img")).unwrap();
+    assert_same(&image[..data.len()], &data, 0, "the backing and what was written");
 }

@@ -13,6 +13,7 @@
 //! filesystems, and so need root and /dev/fuse.
 
 use std::fs::{self, OpenOptions};
+use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::thread::JoinHandle;
@@ -35,6 +36,11 @@ const PROGRESS: u64 = 10;
 const PROGRESS_MAX: Duration = Duration::from_secs(180);
 /// Time for which QEMU's client keeps requests without a connection, seconds.
 const RECONNECT_S: u32 = 300;
+/// Length of a hang of the backing in a run of one round.
+const SHORT_HANG: Duration = Duration::from_secs(3);
+/// Length of a hang of the backing in a run of several rounds.
+const LONG_HANG: Duration = Duration::from_secs(20);
+
 /// One fault under load, and the action that ends it.
 struct Step {
     name: &'static str,
@@ -85,7 +91,7 @@ fn hob_is_stopped(stack: &mut Stack) {
 
 fn backing_hangs(stack: &mut Stack) {
     stack.backing().signal(Signal::STOP);
-    stack.outage(Duration::from_secs(3));
+    std::thread::sleep(if stack.is_long() { LONG_HANG } else { SHORT_HANG });
     stack.backing().signal(Signal::CONT);
 }
 
@@ -245,7 +251,12 @@ impl Stack {
 
     /// Waits for `short`, and for much longer in a run of several rounds.
     fn outage(&self, short: Duration) {
-        std::thread::sleep(if self.rounds > 1 { short * 6 + Duration::from_secs(1) } else { short });
+        std::thread::sleep(if self.is_long() { short * 6 + Duration::from_secs(1) } else { short });
+    }
+
+    /// Returns true if the run has several rounds, with longer outages.
+    fn is_long(&self) -> bool {
+        self.rounds > 1
     }
 
     fn mount(&self) {
@@ -396,10 +407,18 @@ fn schedule(round: u32) -> Vec<&'static Step> {
     steps
 }
 
+/// Writes the duration of a run to the output, also if the test succeeds. The test harness captures
+/// only what macros print.
+fn record_duration(count: u32, what: &str, begun: Instant) {
+    let line = format!("postgres: {count} {what} took {:.1} s\n", begun.elapsed().as_secs_f64());
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
 /// Promise 1 for a database: faults that a guest does not notice, and a crash of the database after
 /// each.
 #[test]
 fn no_acknowledged_commit_is_lost_and_no_client_sees_an_error() {
+    let begun = Instant::now();
     let mut stack = Stack::new();
     stack.start_guest();
     let mut postgres = database(&stack);
@@ -432,12 +451,14 @@ fn no_acknowledged_commit_is_lost_and_no_client_sees_an_error() {
     let mounted = device.mount(&stack.scratch.path("mnt"), "noatime");
     check(&mut postgres, &writers, "the backing without hob");
     mounted.unmount();
+    record_duration(stack.rounds, "rounds of faults", begun);
 }
 
 /// Promise 1 for a database: the daemon and the guest are killed together, and ext4 and the
 /// database recover.
 #[test]
 fn no_acknowledged_commit_is_lost_when_hob_and_the_guest_are_killed() {
+    let begun = Instant::now();
     let mut stack = Stack::new();
     stack.start_guest();
     let mut postgres = database(&stack);
@@ -461,4 +482,5 @@ fn no_acknowledged_commit_is_lost_when_hob_and_the_guest_are_killed() {
     }
     postgres.stop();
     stack.unmount();
+    record_duration(2 * stack.rounds, "crashes", begun);
 }

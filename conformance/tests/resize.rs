@@ -8,6 +8,7 @@ use conformance::data::{empty_file, noise_file};
 use conformance::guest::{COMPLAINTS, SENTINEL, start_growing};
 use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
+use conformance::store;
 use conformance::{MIB, Scratch, Serve, Tool};
 
 /// Maximum time of a VM.
@@ -156,6 +157,29 @@ fn invalid_requests_are_refused_with_one_line() {
     assert!(output.stderr.contains("its backing has 8M, and the disk has 16M"), "{}", output.all());
     stage.truncate(16);
     assert!(daemon.ctl(&["disk", "resize", "vm"]).contains("the disk already has 16M"));
+    daemon.stop();
+}
+
+/// An NBD server that has grown reports the new size only to the next connection of hob.
+#[test]
+fn a_larger_nbd_export_needs_another_connection() {
+    let stage = Stage::new(16);
+    let socket = stage.scratch.path("backing.sock");
+    let image = stage.scratch.text("disk.img");
+    let serve = || store::nbdkit(&socket, &["file", &image]);
+    let mut backing = serve();
+    let daemon = stage.scratch.start_daemon();
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    daemon.ctl(&["disk", "add", "vm", "--backing", &uri]);
+    stage.truncate(32);
+    let resize = || daemon.try_ctl(&["disk", "resize", "vm", "--size", "32M"]);
+    let output = resize();
+    let reason = "reports a new size only to new connections";
+    assert!(!output.success() && output.stderr.contains(reason), "{}", output.all());
+    backing.kill();
+    let _backing = serve();
+    wait_until("the new size", Duration::from_secs(120), || resize().success());
+    assert_eq!(stage.size(), 32 * MIB);
     daemon.stop();
 }
 

@@ -138,6 +138,33 @@ test('the reason is what takes the most time, and what stands behind it', () => 
   assert.deepEqual(verdict(stuck, rates([])), { severity: 'bad', text: '7 requests are in flight, and none is answered' });
 });
 
+test('a backing that is not connected or does not answer is the reason, whatever the requests do', () => {
+  const last_error = 'Connection refused';
+  const states = [
+    [{ state: 'slow', oldest_request_ms: 7500, waiting_requests: 3 }, 'its backing answers slowly: the oldest of 3 requests has waited 7.5 s'],
+    [
+      { state: 'failing', since_seconds: 3, failed_last_minute: 7, last_error },
+      'its backing answers with errors; 7 requests failed in the last minute: Connection refused',
+    ],
+    [
+      { state: 'reconnecting', since_seconds: 12, waiting_requests: 4, last_error },
+      'its backing is reconnecting for 12 s: Connection refused; 4 requests wait',
+    ],
+    [{ state: 'failed', since_seconds: 5, last_error }, 'its backing failed 5 s ago: Connection refused'],
+  ];
+  const busy = between(figures(0), figures(1, { outcomes: [outcome('hit', '', 1000, 0.2)] }));
+  for (const [backing_state, text] of states) {
+    for (const rates of [undefined, busy]) {
+      assert.deepEqual(verdict(disk({ backing_state }), rates, undefined), { severity: 'bad', text });
+    }
+    const offline = verdict(disk({ backing_state, state: 'offline', reason: 'no such file' }), busy, undefined);
+    assert.equal(offline.text, 'offline: no such file');
+  }
+  for (const backing_state of [undefined, { state: 'connected' }]) {
+    assert.equal(verdict(disk({ backing_state }), busy, undefined).severity, 'ok');
+  }
+});
+
 test('what is late depends on how a datastore is throttled', () => {
   const store = { name: 'array', latency_ms: 30, latency_ns: 20e6 };
   const late = (more) => isLate({ ...store, ...more });

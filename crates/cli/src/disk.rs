@@ -307,7 +307,8 @@ fn show(disk: &DiskInfo) -> String {
         (None, Some(limit)) => format!("{limit} (the daemon's)"),
         (None, None) => "the daemon's".to_owned(),
     };
-    facts.push(("backing timeout", timeout));
+    let reason = disk.backing_timeout_reason.as_ref().map(|reason| format!("; {reason}"));
+    facts.push(("backing timeout", timeout + &reason.unwrap_or_default()));
     let stripe = match (disk.stripe, disk.stripe_in_effect) {
         (Some(own), _) => own.human(),
         (None, Some(detected)) => format!("{} (detected)", detected.human()),
@@ -437,6 +438,18 @@ mod tests {
         assert_eq!(said(false, 30), "address, from 60 % dirty to 50 %, within 30 s, full at 90 %");
         assert_eq!(said(true, 30), "address, immediately, full at 90 %, ordered");
         assert_eq!(said(true, 0), "address, from 60 % dirty to 50 %, no bound on age, full at 90 %, ordered");
+    }
+
+    #[test]
+    fn a_timeout_that_does_not_apply_to_the_backing_is_shown_with_the_reason() {
+        let disk = DiskInfo {
+            backing_timeout: Some("30s".parse().unwrap()),
+            backing_timeout_reason: Some("does not apply to RBD images".to_owned()),
+            ..DiskInfo::default()
+        };
+        assert!(show(&disk).contains("30s; does not apply to RBD images"), "{}", show(&disk));
+        let disk = DiskInfo { backing_timeout_reason: None, ..disk };
+        assert!(!show(&disk).contains("30s;"), "{}", show(&disk));
     }
 
     #[test]

@@ -5,15 +5,23 @@
 //! never from the address, because hob shows and stores addresses.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use object_store::ObjectStore;
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
+use object_store::{BackoffConfig, ObjectStore, RetryConfig};
 
 /// Words in option names that mark a secret.
 const SECRETS: [&str; 4] = ["key", "secret", "token", "password"];
+
+/// Maximum number of times that the client repeats a request of its own accord. More would hide the
+/// store's errors: hob repeats requests itself, and reports the last error of an outage.
+const RETRIES_MAX: usize = 2;
+
+/// Longest pause between two attempts of the client.
+const BACKOFF_MAX: Duration = Duration::from_millis(200);
 
 /// Enables addresses of cloud providers in this process.
 pub fn install() {
@@ -25,7 +33,7 @@ pub fn install() {
 
 macro_rules! build {
     ($builder:ty, $url:expr, $options:expr) => {{
-        let mut builder = <$builder>::from_env().with_url($url);
+        let mut builder = <$builder>::from_env().with_url($url).with_retry(retries());
         for (name, value) in $options {
             let key = name.parse().map_err(|_| format!("there is no option {name:?}"))?;
             builder = builder.with_config(key, value);
@@ -52,6 +60,12 @@ fn find(spec: &str) -> Result<(Arc<dyn ObjectStore>, Path), String> {
         _ => build!(MicrosoftAzureBuilder, url, options),
     };
     Ok((store, prefix))
+}
+
+/// Returns the client's rules for repeating a request.
+fn retries() -> RetryConfig {
+    let backoff = BackoffConfig { max_backoff: BACKOFF_MAX, ..BackoffConfig::default() };
+    RetryConfig { backoff, max_retries: RETRIES_MAX, ..RetryConfig::default() }
 }
 
 fn parse_options(text: &str) -> Result<Vec<(String, String)>, String> {

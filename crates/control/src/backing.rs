@@ -27,7 +27,8 @@ pub enum BackingState {
         /// Operation and error of the request that failed last.
         last_error: String,
     },
-    /// The connection to the backing is lost, and hob tries to connect again.
+    /// The connection to the backing is lost, or an object store fails all calls, and hob tries
+    /// again.
     Reconnecting {
         /// Length of the backing's outage so far, seconds.
         since_seconds: u64,

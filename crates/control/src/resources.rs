@@ -216,6 +216,10 @@ pub struct Disk {
     /// of the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout_in_effect: Option<BackingTimeout>,
+    /// Why the backing timeout does not apply to this backing, or applies only in some outages.
+    /// Absent if it applies in all outages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing_timeout_reason: Option<String>,
     /// The disk's own stripe size, bytes. Absent if the disk uses the detected one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stripe: Option<Size>,
@@ -420,6 +424,7 @@ mod tests {
             backing_state: Some(BackingState::Slow { oldest_request_ms: 2500, waiting_requests: 7 }),
             backing_timeout: Some(BackingTimeout::Forever),
             backing_timeout_in_effect: Some(BackingTimeout::Forever),
+            backing_timeout_reason: Some("does not apply to files".into()),
             stripe: Some(Size(192 << 10)),
             stripe_in_effect: Some(Size(192 << 10)),
             size: Size(1 << 30),

@@ -132,7 +132,8 @@ pub(crate) struct Limits {
     /// Memory for data in flight, for each shard. Default: 64M.
     pub(crate) buffer_bytes_max: Size,
     /// Time that requests wait for their backing during an outage, for disks without a limit of
-    /// their own: a duration or `forever`. Default: `forever`.
+    /// their own: a duration or `forever`. Does not apply to RBD images, and to files and block
+    /// devices only after `ESTALE`. Default: `forever`.
     pub(crate) backing_timeout: Option<BackingTimeout>,
     /// `backing_timeout` in milliseconds, as in earlier versions.
     pub(crate) backing_wait_ms_max: Option<u64>,
@@ -225,8 +226,8 @@ pub(crate) struct DiskEntry {
     /// Size of the parent's cache, if adding this disk creates that cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) parent_cache: Option<Size>,
-    /// Time that requests of the disk wait for its backing during an outage. Default: as in
-    /// `[limits]`.
+    /// Time that requests of the disk wait for its backing during an outage. Does not apply to RBD
+    /// images, and to files and block devices only after `ESTALE`. Default: as in `[limits]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) backing_timeout: Option<BackingTimeout>,
     /// Size of a full stripe of the backing's storage: the data of one stripe, without parity, such

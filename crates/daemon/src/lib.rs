@@ -335,6 +335,7 @@ async fn serve(
             let services = Services::new(shards.to_vec(), exports, backing_options, store);
             services.exports.set_socket_access(sockets);
             let _ = lifecycle.services.set(services.clone());
+            services.pools.set_flash_stall_max(Duration::from_millis(limits.flash_stall_ms_max));
             services.exports.inherit_files(files);
             let tls = config.migrate.tls(&config.control);
             services.set_migration_transport(MigrationTransport { tls, directory: config.state_dir.clone() });
@@ -359,6 +360,7 @@ async fn serve(
             let services = Services::new(shards.to_vec(), exports, backing_options, Store::Memory);
             services.exports.set_socket_access(sockets);
             let _ = lifecycle.services.set(services.clone());
+            services.pools.set_flash_stall_max(Duration::from_millis(limits.flash_stall_ms_max));
             services.exports.inherit_files(files);
             tasks.spawn(services.events.clone().tend(events));
             // After an upgrade, the device has the cache of the previous program, which `force`

@@ -5,10 +5,10 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::s3::{Outage, Store};
-use common::{Rig, options, pattern};
+use common::{PATIENCE, Rig, options, pattern};
 use hob_engine::command::Access;
 use hob_engine::io::{Durability, IoError, IoOp};
-use hob_storage::backing::{Backing, BackingOptions, objects};
+use hob_storage::backing::{Backing, BackingOptions, Condition, objects};
 use hob_storage::ring::RingKind;
 
 const OBJECT: u64 = 64 << 10;
@@ -62,6 +62,53 @@ fn requests_wait_while_the_store_is_overloaded_or_refuses_the_credentials() {
         rig.close();
         let mut rig = Rig::open(RingKind::Threads, &store.spec(), Access::ReadWrite);
         assert!(rig.read(OBJECT, OBJECT as usize).unwrap() == other, "{outage:?}: it was stored");
+        rig.close();
+    }
+}
+
+/// Runs the shard loop until the disk's backing is in a state that `is_wanted` accepts.
+#[track_caller]
+fn await_condition(rig: &mut Rig, is_wanted: impl Fn(&Condition) -> bool) -> Condition {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let condition = rig.backing.monitor().condition();
+        if is_wanted(&condition) {
+            return condition;
+        }
+        assert!(Instant::now() < deadline, "the backing is {condition:?}");
+        rig.turn();
+    }
+}
+
+/// An outage is reported with its start, its last error and the number of waiting requests, and
+/// ends when the store answers. This also holds for a disk without requests.
+#[test]
+fn an_outage_of_the_store_is_reported_until_it_ends() {
+    for (outage, code) in
+        [(Outage::SlowDown, "503"), (Outage::Forbidden, "403"), (Outage::ExpiredToken, "ExpiredToken")]
+    {
+        let (store, mut rig, data) = stage(PATIENCE);
+        // An idle disk notices the outage only after some seconds.
+        let loads: &[bool] = if outage == Outage::Forbidden { &[false, true] } else { &[false] };
+        for is_idle in loads.iter().copied() {
+            assert_eq!(rig.backing.monitor().condition(), Condition::Connected, "{outage:?}");
+            store.refuse(outage);
+            let read = (!is_idle).then(|| rig.start(IoOp::Read, 0, OBJECT, None));
+            let is_outage = |condition: &Condition| matches!(condition, Condition::Reconnecting { .. });
+            let condition = await_condition(&mut rig, is_outage);
+            let Condition::Reconnecting { outage: length, error, waiting } = condition else {
+                unreachable!("the condition is an outage")
+            };
+            assert!(error.contains(code), "{outage:?}: {error}");
+            assert_eq!(waiting, u64::from(!is_idle), "{outage:?}");
+            assert!(length >= Duration::from_secs(1), "{outage:?}: {length:?}");
+            store.heal();
+            if let Some(read) = read {
+                rig.wait(read).unwrap();
+                assert!(rig.take(read, 0, OBJECT as usize) == data, "{outage:?}");
+            }
+            await_condition(&mut rig, |condition| *condition == Condition::Connected);
+        }
         rig.close();
     }
 }

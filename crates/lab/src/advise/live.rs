@@ -552,7 +552,9 @@ fn push_why(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
         percent(cache.of_footprint),
         bytes(footprint(disk)),
     ));
-    if let Some(knee) = advice.knee
+    // A knee that was measured during a warm-up moves, so it is no choice yet.
+    if advice.confidence == Confidence::Steady
+        && let Some(knee) = advice.knee
         && knee.cache_bytes * 10 < cache.cache_bytes * 9
     {
         advice.why.push(format!(

@@ -42,7 +42,8 @@ pub enum Condition {
         /// Operation and error of the request that failed last.
         error: String,
     },
-    /// The connection to the backing is lost, and hob tries to connect again.
+    /// The connection to the backing is lost, or an object store fails all calls, and hob tries
+    /// again.
     Reconnecting {
         /// Length of the backing's outage so far.
         outage: Duration,

@@ -135,7 +135,9 @@ impl Disks {
             Some(owner) => Some(self.cache_to_adopt(&wanted, owner).await?),
             None => None,
         };
+        let about_timeout = wanted.backing_timeout_note();
         let mut changed = self.add_state(DiskState { cache, ..wanted }).await?;
+        changed.notes.extend(about_timeout);
         changed.notes.extend(flash::blocking(move || DeviceName::of(&path).note(&path)).await?);
         Ok(changed)
     }

@@ -12,15 +12,20 @@ use std::sync::Arc;
 use hob_control::{DiskChanged, DiskResize, Size};
 use hob_engine::command::{CacheChange, NewRing};
 use hob_engine::units::DiskId;
+use hob_storage::backing::Format;
 
 use super::Disks;
 use crate::api_error::{ApiError, Result, conflict, failed, invalid};
-use crate::hardware::{BackingInfo, ChangeDetector, ChangeToken, Monitor, SizeProbe};
+use crate::hardware::{Backing, BackingInfo, ChangeDetector, ChangeToken, Monitor, SizeProbe};
 use crate::services::flash::blocking;
 use crate::shard_api::ShardHandle;
 
 /// Disk sizes are multiples of this number of bytes.
 const UNIT_BYTES: u64 = 512;
+
+/// How hob gets to know that the export of an NBD server has grown.
+const SIZE_OF_CONNECTION: &str = "an NBD server reports a new size only to new connections, so let the \
+    server close hob's connection, which hob opens again by itself";
 
 /// Probes of the backing of a served disk.
 #[derive(Debug)]
@@ -80,12 +85,8 @@ impl Disks {
         let size = self.size_of_backing(name, before, wanted, read_only, gauge).await?;
         if size == before {
             let mut notes = vec![format!("the disk already has {}", Size(size))];
-            if self.registry.inner().disk(name)?.wanted.backing.starts_with("nbd") {
-                notes.push(
-                    "an NBD server reports a new size only to new connections: let the server close \
-                    hob's connection, which hob opens again by itself, and repeat the command"
-                        .to_owned(),
-                );
+            if self.has_nbd_backing(name)? {
+                notes.push(format!("{SIZE_OF_CONNECTION}, and repeat the command"));
             }
             return self.pools.finish_disk(name, guard, notes).await;
         }
@@ -97,6 +98,10 @@ impl Disks {
             notes.push(format!("its block device keeps the old size: {error}"));
         }
         self.pools.finish_disk(name, guard, notes).await
+    }
+
+    fn has_nbd_backing(&self, name: &str) -> Result<bool> {
+        Ok(is_nbd(&self.registry.inner().disk(name)?.wanted.backing))
     }
 
     /// Returns the new size of a disk in bytes, after growing its backing if necessary. `before` is
@@ -140,6 +145,7 @@ impl Disks {
                         backing; {} is not possible",
                     Size(wanted)
                 ))),
+            Some(_) if self.has_nbd_backing(name)? => Err(not_that_large(name, now)),
             Some(_) if read_only => {
                 Err(conflict!("{name} is read-only, so hob does not make its backing larger")
                     .hint(format!("enlarge the backing by other means, then run 'hob disk resize {name}'")))
@@ -219,6 +225,37 @@ impl Disks {
     }
 }
 
+/// Returns true if a backing's address is that of an NBD server.
+fn is_nbd(backing: &str) -> bool {
+    Backing::kind(backing, Format::Raw).name == "nbd"
+}
+
+/// The error for a size larger than the one that the NBD server of a disk reported.
+fn not_that_large(name: &str, reported: u64) -> ApiError {
+    conflict!(
+        "the NBD server of {name} reported {} when hob connected, and hob cannot enlarge its export",
+        Size(reported)
+    )
+    .hint(format!(
+        "if the export is larger now: {SIZE_OF_CONNECTION}, and repeat the command; otherwise enlarge \
+        the export first"
+    ))
+}
+
 fn no_smaller(name: &str, because: &str) -> ApiError {
     conflict!("{name} cannot get smaller: {because}").hint("copy the data to a smaller disk")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_that_an_nbd_server_has_not_reported_needs_another_connection() {
+        assert!(is_nbd("nbd+unix:///?socket=/s") && is_nbd("nbd://host/vm"));
+        assert!(!is_nbd("/nbd.img") && !is_nbd("rbd:pool/image"));
+        let error = not_that_large("vm", 64 << 20).problem;
+        assert!(error.error.contains("reported 64M when hob connected"), "{error}");
+        assert!(error.to_string().contains("let the server close hob's connection"), "{error}");
+    }
 }

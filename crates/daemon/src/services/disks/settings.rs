@@ -57,6 +57,10 @@ impl Disks {
             Some(BackingTimeoutChange::Set(timeout)) => self.set_backing_timeout(name, Some(timeout))?,
             None => {}
         }
+        let mut notes = Vec::new();
+        if backing_timeout.is_some() {
+            notes.extend(self.registry.inner().disk(name)?.wanted.backing_timeout_note());
+        }
         if let Some(size) = stripe {
             self.set_stripe(name, chosen_stripe(size)?)?;
         }
@@ -66,9 +70,8 @@ impl Disks {
         if fuse.is_some() {
             self.exports.set_file(name, file).await?;
         }
-        let mut notes = Vec::new();
         if changes_opening {
-            notes = self.reopen_with(name, &wanted).await?;
+            notes.extend(self.reopen_with(name, &wanted).await?);
         }
         if let Some(wanted) = device {
             self.set_device(name, wanted).await?;

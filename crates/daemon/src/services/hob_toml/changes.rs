@@ -47,6 +47,15 @@ impl Change {
             _ => false,
         }
     }
+
+    /// Returns true if the change concerns the backing timeout of a disk.
+    pub(super) fn changes_timeout(&self) -> bool {
+        match self {
+            Change::PatchDisk(_, patch) => patch.backing_timeout.is_some(),
+            Change::AddDisk(disk) => disk.backing_timeout.is_some(),
+            _ => false,
+        }
+    }
 }
 
 impl HobToml {

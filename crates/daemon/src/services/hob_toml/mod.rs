@@ -287,8 +287,9 @@ impl HobToml {
             later.extend(with_them);
         }
         let (mut applied, mut pending) = self.make_all(changed, false).await;
-        // A start also reports shares and reservations that were not changed.
+        // A start also reports settings without effect that were not changed.
         applied.notes = self.qos.without_effect();
+        applied.notes.extend(self.disks.timeouts_without_effect());
         log(&applied, &pending);
         // Health reports the disk of a cache that cannot be created.
         pending.retain(|it| !is_refused(&it.difference));
@@ -390,7 +391,7 @@ impl HobToml {
         let (mut applied, mut unmade) = (ConfigApplied::default(), Vec::new());
         let is_made = |difference: &ConfigDifference| yes || difference.by == ConfigRemedy::Apply;
         let mut releases: BTreeMap<usize, Result<()>> = BTreeMap::new();
-        let mut has_qos_changed = false;
+        let (mut has_qos_changed, mut has_timeout_changed) = (false, false);
         for step in in_order(found, |it| it.change.is_some() && is_made(&it.difference)) {
             let (Found { difference, change }, released) = match step {
                 Step::Make(found) => (found, None),
@@ -409,7 +410,7 @@ impl HobToml {
             let (mut failure, mut is_delayed) = (None, false);
             match change {
                 Some(change) if is_made(&difference) => {
-                    let changes_qos = change.changes_qos();
+                    let (changes_qos, changes_timeout) = (change.changes_qos(), change.changes_timeout());
                     let made = match released {
                         None => self.make(change).await,
                         Some(Err(error)) => Err(error),
@@ -418,6 +419,7 @@ impl HobToml {
                     match made {
                         Ok(()) => {
                             has_qos_changed |= changes_qos;
+                            has_timeout_changed |= changes_timeout;
                             applied.done.push(format!("{what}: {}", effect_of(&difference.action)));
                             continue;
                         }
@@ -438,6 +440,9 @@ impl HobToml {
         }
         if has_qos_changed {
             applied.notes = self.qos.without_effect();
+        }
+        if has_timeout_changed {
+            applied.notes.extend(self.disks.timeouts_without_effect());
         }
         (applied, unmade)
     }

@@ -105,7 +105,9 @@ fn problem(disk: &str, backing: &str, state: &BackingState) -> Option<(ProblemKi
         ),
         BackingState::Reconnecting { .. } => (
             ProblemKind::BackingUnreachable,
-            "hob reconnects by itself; check that the server runs and can be reached".to_owned(),
+            "hob reconnects by itself; check that the server runs, can be reached, and accepts the \
+             credentials"
+                .to_owned(),
         ),
         BackingState::Failed { .. } => (
             ProblemKind::BackingUnreachable,

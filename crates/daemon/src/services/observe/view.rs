@@ -172,6 +172,7 @@ impl DiskEntry {
             format: self.wanted.format_name(),
             backing_timeout: self.wanted.backing_timeout,
             backing_timeout_in_effect: Some(inner.backing_timeout_in_effect(self.wanted.backing_timeout)),
+            backing_timeout_reason: self.wanted.backing_timeout_reason().map(str::to_owned),
             stripe: self.wanted.stripe,
             stripe_in_effect: match &self.measure {
                 Some(measure) => stripe::in_effect(self.wanted.stripe, &measure.info),

@@ -1,11 +1,15 @@
 //! Health of devices: stalled and fenced devices, and caches that leave a failed device.
 
+use std::time::Duration;
+
 use hob_control::DeviceState;
 use hob_engine::command::Segment;
 use hob_engine::units::DeviceId;
 use hob_storage::pool::Admission;
+use tokio::time::Instant;
 
 use super::Pools;
+use super::stalls::PauseEnd;
 use crate::background::spawn;
 use crate::services::registry::DiskPhase;
 
@@ -85,6 +89,7 @@ impl Pools {
     /// Records and logs the state of a device.
     pub(in crate::services) fn note_health(&self, device: DeviceId, state: DeviceState, reason: &str) {
         let mut inner = self.registry.inner();
+        let waited = inner.flash_stall_max;
         let Some((pool, entry)) = inner.device_on_shards(device) else { return };
         // A device stays fenced until it is removed.
         if entry.state == DeviceState::Fenced {
@@ -95,21 +100,51 @@ impl Pools {
         let path = entry.path.display();
         match state {
             DeviceState::Online => {
-                if let Some(pause) = entry.stalls.end(std::time::Instant::now()) {
-                    let (count, pause) = (entry.stalls.count, pause.as_millis());
-                    tracing::info!(
-                        "pool {pool}: {path} answers again, {pause} ms after hob noticed the pause; \
-                        pauses since hob started: {count}; hob does not log further pauses within \
-                        the hour, but counts them (metric hob_device_stalls)"
-                    );
+                let end = entry.stalls.end(Instant::now());
+                let count = entry.stalls.count;
+                match end {
+                    None => {}
+                    Some(PauseEnd::Unreported(length)) => tracing::warn!(
+                        "pool {pool}: {path} did not answer for at least {:.1} s, and answers again; \
+                        pauses since hob started: {count}; within the hour, hob does not log further \
+                        short pauses, but counts them (metric hob_device_stalls)",
+                        length.as_secs_f64()
+                    ),
+                    Some(PauseEnd::Reported(length)) => tracing::info!(
+                        "pool {pool}: {path} answers again after at least {:.1} s; pauses since hob \
+                        started: {count}",
+                        length.as_secs_f64()
+                    ),
                 }
             }
             DeviceState::Stalled => {
-                if entry.stalls.begin(std::time::Instant::now()) {
-                    tracing::warn!("pool {pool}: {path}: {reason}");
+                if let Some(left) = entry.stalls.begin(Instant::now(), waited) {
+                    let service = self.clone();
+                    spawn(async move {
+                        tokio::time::sleep(left).await;
+                        service.warn_of_long_pause(device);
+                    });
                 }
             }
             _ => tracing::error!("pool {pool}: {path}: {reason}"),
         }
+    }
+
+    /// Logs a warning if the device has not answered for a long time.
+    fn warn_of_long_pause(&self, device: DeviceId) {
+        let mut inner = self.registry.inner();
+        let Some((pool, entry)) = inner.device_on_shards(device) else { return };
+        if entry.state != DeviceState::Stalled {
+            return;
+        }
+        let Some(length) = entry.stalls.overdue(Instant::now()) else { return };
+        let (path, length) = (entry.path.display(), length.as_secs_f64());
+        let reason = entry.reason.as_deref().unwrap_or("the device does not answer in time");
+        tracing::warn!("pool {pool}: {path}: no answer for at least {length:.1} s: {reason}");
+    }
+
+    /// Sets the time after which a flash I/O is overdue: `flash_stall_ms_max` of `[limits]`.
+    pub(crate) fn set_flash_stall_max(&self, limit: Duration) {
+        self.registry.inner().flash_stall_max = limit;
     }
 }

@@ -107,6 +107,8 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) disks: BTreeMap<String, DiskEntry>,
     /// Time that requests wait for the backing of a disk whose settings have no backing timeout.
     pub(in crate::services) wait_max: std::time::Duration,
+    /// Minimum age of a flash I/O that stalls its device.
+    pub(in crate::services) flash_stall_max: std::time::Duration,
     /// Reason why the daemon does not use the current hob.toml, but the last one that it accepted:
     /// the current one was refused, or the last reload failed.
     pub(in crate::services) config_refused: Option<String>,

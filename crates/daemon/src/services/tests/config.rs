@@ -744,6 +744,12 @@ fn deleted_settings_and_changed_exports_are_differences() {
         let more = format!("{first}backing_timeout = \"30s\"\nqos = {{ shares = \"high\" }}\n{export}");
         let filed = Filed::start(bench, &more).await;
         assert_eq!(filed.diff().await, []);
+        filed.write(&more.replace("30s", "31s"));
+        let notes = filed.apply(false).await.notes;
+        assert!(
+            notes.iter().any(|note| note.starts_with("disk vm: the backing timeout does not")),
+            "{notes:?}"
+        );
         filed.write(&format!("{first}{}", export.replace("true", "false")));
         let expected = [
             ("disk vm: backing_timeout", ConfigRemedy::Apply),

@@ -1,5 +1,7 @@
 //! The problem in health for each kind of failure.
 
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hob_control::{Health, HealthStatus, ProblemKind};
@@ -355,42 +357,80 @@ fn a_silent_shard_is_named_and_holds_up_no_page() {
     });
 }
 
+/// The messages that this thread logs.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Records messages until the guard is dropped.
+    fn begin(&self) -> tracing::subscriber::DefaultGuard {
+        let writer = self.clone();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+        tracing::subscriber::set_default(subscriber.finish())
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A short pause of flash has one message, with the time before hob noticed the pause. A long pause
+/// has a warning while it lasts, and a message at its end.
+#[test]
+fn a_pause_of_flash_is_logged_with_its_whole_length() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 8).await;
+        bench.services.pools.set_flash_stall_max(Duration::from_secs(1));
+        let pause = async |device: u16, seconds| {
+            let log = Log::default();
+            let guard = log.begin();
+            bench.services.events.handle(ShardEvent::Stalled(DeviceId(device)));
+            assert_eq!(log.text(), "", "its length is not known yet");
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            bench.services.events.handle(ShardEvent::Resumed(DeviceId(device)));
+            drop(guard);
+            log.text().lines().filter(|line| line.contains("answer")).collect::<Vec<_>>().join("\n")
+        };
+        let text = pause(0, 2).await;
+        assert!(text.lines().count() == 1 && text.contains("WARN"), "{text}");
+        assert!(text.contains("did not answer for at least 3.0 s"), "{text}");
+        let text = pause(1, 20).await;
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.len() == 2 && lines[0].contains("WARN") && lines[1].contains("INFO"), "{text}");
+        assert!(lines[0].contains("no answer for at least 5.0 s"), "{text}");
+        assert!(lines[1].contains("answers again after at least 21.0 s"), "{text}");
+        assert_eq!(pause(0, 1).await, "", "a second short pause within the hour");
+    });
+}
+
 /// Every failed read of lost dirty data causes an event, but not a log message.
 #[test]
 fn unreadable_dirty_data_is_logged_once_in_ten_seconds() {
-    use std::io::{self, Write};
-    use std::sync::{Arc, Mutex};
-
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     run(async |bench| {
         bench.disk("vm").await;
         let disk = bench.services.registry.inner().disks["vm"].id;
         let log = Log::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
         let report = |times: u64| {
             for sectors in 1..=times {
                 bench.services.events.handle(ShardEvent::DirtyLost { disk, sectors });
             }
         };
-        let guard = tracing::subscriber::set_default(subscriber);
+        let guard = log.begin();
         report(300);
         tokio::time::sleep(Duration::from_secs(11)).await;
         report(1);
         drop(guard);
-        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let text = log.text();
         let lines: Vec<&str> =
             text.lines().filter(|line| line.contains("cannot be read from flash")).collect();
         assert_eq!(lines.len(), 2, "{text}");

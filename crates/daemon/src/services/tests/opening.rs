@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use hob_control::BackingTimeoutChange;
+
 use super::recovery::reason;
 use super::*;
 use crate::shard_api::ShardError;
@@ -156,6 +158,30 @@ fn the_shard_knows_the_stripe_size_of_a_disk() {
         assert_eq!(disk.stripe, None);
         let detected = disk.stripe_in_effect.map_or(0, |size| size.bytes());
         assert_eq!(bench.shard.stripe(id).map(u64::from), Some(detected));
+    });
+}
+
+#[test]
+fn a_backing_timeout_that_does_not_apply_to_the_backing_gets_a_note() {
+    run(async |bench| {
+        let timeout = "30s".parse().unwrap();
+        let add = DiskAdd { name: "vm".into(), backing: bench.image("vm.img", 8), ..DiskAdd::default() };
+        let added = bench.services.disks.disk_add(DiskAdd { backing_timeout: Some(timeout), ..add }).await;
+        let is_about_timeout =
+            |note: &String| note.starts_with("the backing timeout does not apply to files");
+        let added = added.unwrap();
+        assert!(added.notes.iter().any(is_about_timeout), "{:?}", added.notes);
+        let reason = added.disk.unwrap().backing_timeout_reason;
+        assert!(reason.is_some_and(|reason| reason.contains("ESTALE")));
+        let set =
+            async |patch: DiskPatch| bench.services.disks.disk_patch("vm".into(), patch).await.unwrap().notes;
+        let stripe = DiskPatch { stripe: Some(Size(0)), ..DiskPatch::default() };
+        assert!(!set(stripe).await.iter().any(is_about_timeout));
+        let (limit, default) = (BackingTimeoutChange::Set(timeout), BackingTimeoutChange::Default);
+        for (change, has_note) in [(limit, true), (default, false)] {
+            let notes = set(DiskPatch { backing_timeout: Some(change), ..DiskPatch::default() }).await;
+            assert_eq!(notes.iter().any(is_about_timeout), has_note, "{notes:?}");
+        }
     });
 }
 

@@ -194,6 +194,7 @@ fn a_young_cache_is_not_made_smaller() {
         assert!(advice.summary.contains("at 512 MiB for now"), "{}", advice.summary);
         assert_eq!(advice.data_missing_ns, Some(23 * HOUR_NS));
         assert!(advice.wear.is_none(), "the writes of a warm-up are no day's writes");
+        assert!(!live_text(&advice).contains("scarce"), "the knee of a warm-up is no choice");
         assert!(live_text(&advice).starts_with("Confidence: low while the load warms up. 30"));
         let words = live_text(&advice).split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
@@ -229,7 +230,9 @@ fn a_young_cache_is_not_made_smaller() {
     assert_eq!(advice(&young, Some(0.7)).command, "hob cache resize vm 64M");
     // After a day, a load that always reads new data is considered steady.
     young.elapsed_ns = 30 * HOUR_NS;
-    assert_eq!(advice(&young, None).confidence, Confidence::Steady);
+    let aged = advice(&young, None);
+    assert_eq!(aged.confidence, Confidence::Steady);
+    assert!(live_text(&aged).contains("scarce"), "{:?}", aged.why);
 }
 
 #[test]

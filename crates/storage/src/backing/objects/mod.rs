@@ -21,6 +21,7 @@ mod layer;
 mod location;
 mod map;
 mod opening;
+mod outage;
 mod owner;
 mod store;
 mod sweep;
@@ -51,6 +52,7 @@ use format::{Manifest, Shape};
 use location::Directory;
 pub use location::{OpenCloud, install_clouds};
 use opening::Trouble;
+use outage::StoreOutage;
 use store::RetryingStore;
 use worker::{CLOSE_MAX, Ended, Job, What, Worker};
 
@@ -191,8 +193,10 @@ pub(super) fn open(
         .map_err(|errno| OpenError::System { path: "eventfd".into(), source: errno.into() })?;
     let event = Arc::new(event);
     let write = access == Access::ReadWrite;
-    let worker = Worker::start(Box::new(place), write, options, event.clone())
-        .map_err(|trouble| refuse(spec, trouble))?;
+    let store = RetryingStore::new(Box::new(place), options.connect_max)
+        .reporting(StoreOutage::new(spec, options.monitor.clone()));
+    let worker =
+        Worker::start(store, write, options, event.clone()).map_err(|trouble| refuse(spec, trouble))?;
     let Shape { uuid, size_bytes, object_bytes } = worker.disk.shape;
     let identity_text = format!("disk of objects {uuid}, {size_bytes} bytes");
     let info = BackingInfo {

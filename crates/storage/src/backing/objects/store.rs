@@ -1,8 +1,8 @@
 //! The interface to an object store, with retries.
 //!
 //! [`Objects`] accesses one disk's objects in a store. [`RetryingStore`] retries failed calls for a
-//! limited time. Each attempt is limited too. A call that timed out may still take effect in the
-//! object store later, so callers must not assume that it had no effect.
+//! limited time, and reports outages. Each attempt is limited too. A call that timed out may still
+//! take effect in the object store later, so callers must not assume that it had no effect.
 
 use std::future::Future;
 use std::ops::Range;
@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::format::Name;
+use super::outage::{CallKind, StoreOutage};
 
 /// Result of a call to the object store.
 pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -83,6 +84,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Longest time for listing all objects.
 const LIST_MAX: Duration = Duration::from_secs(1800);
 
+/// Maximum number of attempts to list all objects.
+const LIST_ATTEMPTS_MAX: u32 = 8;
+
 /// Maximum number of gets in flight.
 const GETS_MAX: usize = 64;
 
@@ -93,6 +97,8 @@ pub(super) struct RetryingStore {
     gets: Semaphore,
     /// Whether the object store has accepted the credentials before.
     has_worked: AtomicBool,
+    /// Reports outages of the object store; `None` if the disk is not a backing.
+    outage: Option<StoreOutage>,
 }
 
 impl RetryingStore {
@@ -102,9 +108,31 @@ impl RetryingStore {
             wait_ms: AtomicU64::new(0),
             gets: Semaphore::new(GETS_MAX),
             has_worked: AtomicBool::new(false),
+            outage: None,
         };
         patient.set_wait(wait_max);
         patient
+    }
+
+    /// Returns the same object store, which reports outages.
+    pub(super) fn reporting(self, outage: StoreOutage) -> RetryingStore {
+        RetryingStore { outage: Some(outage), ..self }
+    }
+
+    /// Returns true if the object store has an outage, which was reported.
+    pub(super) fn has_outage(&self) -> bool {
+        self.outage.as_ref().is_some_and(StoreOutage::is_reported)
+    }
+
+    /// Reports the result of one attempt of a call that began at `began`.
+    fn report<T>(&self, kind: CallKind, began: Instant, result: &Result<T, StoreError>) {
+        let Some(outage) = &self.outage else { return };
+        match result {
+            Err(StoreError::Failed(error) | StoreError::Denied(error)) => {
+                outage.note_failure(kind, began, error);
+            }
+            _ => outage.note_answer(kind),
+        }
     }
 
     /// Sets how long calls wait for a store that does not answer, including calls in progress.
@@ -115,7 +143,7 @@ impl RetryingStore {
     pub(super) async fn get(&self, name: Name, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
         let _place = self.gets.acquire().await.expect("it is never closed");
         let len = range.as_ref().map_or(0, |range| range.end - range.start);
-        let bytes = self.repeat(name, len, || self.objects.get(name, range.clone())).await?;
+        let bytes = self.repeat(CallKind::Read, name, len, || self.objects.get(name, range.clone())).await?;
         match range {
             Some(_) if bytes.len() as u64 != len => {
                 Err(StoreError::Failed(format!("{name} is shorter than it was")))
@@ -126,7 +154,8 @@ impl RetryingStore {
 
     /// Writes an object, and replaces it if it exists.
     pub(super) async fn put(&self, name: Name, bytes: Bytes) -> Result<(), StoreError> {
-        self.repeat(name, bytes.len() as u64, || self.objects.put(name, bytes.clone(), Put::Always)).await
+        let put = || self.objects.put(name, bytes.clone(), Put::Always);
+        self.repeat(CallKind::Write, name, bytes.len() as u64, put).await
     }
 
     /// Creates an object that must not exist. If it exists with the same bytes, an earlier attempt
@@ -142,32 +171,51 @@ impl RetryingStore {
 
     /// Creates an object, or confirms that it exists with the same bytes.
     pub(super) async fn create_again(&self, name: Name, bytes: Bytes) -> Result<(), StoreError> {
-        self.repeat(name, bytes.len() as u64, || self.objects.put(name, bytes.clone(), Put::IfAbsent)).await
+        let put = || self.objects.put(name, bytes.clone(), Put::IfAbsent);
+        self.repeat(CallKind::Write, name, bytes.len() as u64, put).await
     }
 
-    /// Calls `each` for every object in a folder. Listing takes long if there are many objects.
+    /// Calls `each` for every object in a folder, and again for objects that were listed before an
+    /// attempt failed. Listing takes long if there are many objects.
     pub(super) async fn list(
         &self,
         folder: &str,
         each: &mut (dyn FnMut(Name) + Send),
     ) -> Result<(), StoreError> {
-        let list = timeout(LIST_MAX, self.objects.list(folder, each)).await;
-        list.unwrap_or_else(|_| Err(StoreError::Failed(format!("listing {folder} takes too long"))))
+        let deadline = Instant::now() + LIST_MAX;
+        let mut pause = PAUSE_MIN;
+        let mut attempts_left = LIST_ATTEMPTS_MAX;
+        loop {
+            attempts_left -= 1;
+            let left = deadline.saturating_duration_since(Instant::now());
+            match timeout(left, self.objects.list(folder, &mut *each)).await {
+                Ok(Err(StoreError::Failed(error))) if attempts_left > 0 => {
+                    tracing::debug!("listing {folder} failed; retrying: {error}");
+                }
+                Ok(result) => return result,
+                Err(_) => return Err(StoreError::Failed(format!("listing {folder} takes too long"))),
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
     }
 
     /// See [`Objects::tidy`].
     pub(super) async fn tidy(&self) -> Result<(), StoreError> {
-        self.repeat("its directory", 0, || self.objects.tidy()).await
+        self.repeat(CallKind::Cleanup, "its directory", 0, || self.objects.tidy()).await
     }
 
     /// Reads an object once, without retries.
     pub(super) async fn peek(&self, name: Name) -> Result<Bytes, StoreError> {
+        let began = Instant::now();
         let look = timeout(ATTEMPT_MIN, self.objects.get(name, None)).await;
-        look.unwrap_or_else(|_| Err(StoreError::Failed("the object store does not answer".into())))
+        let result = look.unwrap_or_else(|_| Err(no_answer()));
+        self.report(CallKind::Read, began, &result);
+        result
     }
 
     pub(super) async fn delete(&self, name: Name) -> Result<(), StoreError> {
-        self.repeat(name, 0, || self.objects.delete(name)).await
+        self.repeat(CallKind::Cleanup, name, 0, || self.objects.delete(name)).await
     }
 
     pub(super) async fn manifests(&self) -> Result<Vec<u64>, StoreError> {
@@ -183,11 +231,12 @@ impl RetryingStore {
                 Ok(numbers)
             })
         };
-        self.repeat("manifests", 0, list).await
+        self.repeat(CallKind::Read, "manifests", 0, list).await
     }
 
     async fn repeat<'a, T>(
         &'a self,
+        kind: CallKind,
         what: impl std::fmt::Display,
         bytes: u64,
         attempt: impl Fn() -> Boxed<'a, T>,
@@ -200,14 +249,16 @@ impl RetryingStore {
             let wait = Duration::from_millis(self.wait_ms.load(Ordering::Relaxed)) + moving;
             let deadline = begun + wait;
             let left = deadline.saturating_duration_since(Instant::now());
-            let error = match timeout((ATTEMPT_MIN + moving).min(left), attempt()).await {
-                Ok(Err(StoreError::Failed(error))) => error,
-                Ok(Err(StoreError::Denied(error))) if self.has_worked.load(Ordering::Relaxed) => error,
-                Ok(result) => {
+            let result = timeout((ATTEMPT_MIN + moving).min(left), attempt()).await;
+            let result = result.unwrap_or_else(|_| Err(no_answer()));
+            self.report(kind, begun, &result);
+            let error = match result {
+                Err(StoreError::Failed(error)) => error,
+                Err(StoreError::Denied(error)) if self.has_worked.load(Ordering::Relaxed) => error,
+                result => {
                     self.has_worked.fetch_or(result.is_ok(), Ordering::Relaxed);
                     return result;
                 }
-                Err(_) => "the object store does not answer".to_owned(),
             };
             if Instant::now() + pause >= deadline {
                 tracing::warn!("{what}: the object store failed, and hob stops retrying: {error}");
@@ -220,21 +271,27 @@ impl RetryingStore {
     }
 }
 
+fn no_answer() -> StoreError {
+    StoreError::Failed("the object store does not answer".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
 
-    /// Denies access that many times, after that many successes.
+    /// Denies access that many times, after that many successes. A listing fails that many times.
     struct Expiring {
         works: AtomicUsize,
         denies: AtomicUsize,
+        failed_lists: AtomicUsize,
     }
 
     impl Expiring {
         fn patient(works: usize, denies: usize) -> RetryingStore {
-            let objects = Expiring { works: works.into(), denies: denies.into() };
+            let objects =
+                Expiring { works: works.into(), denies: denies.into(), failed_lists: denies.into() };
             RetryingStore::new(Box::new(objects), Duration::from_secs(5))
         }
 
@@ -256,8 +313,22 @@ mod tests {
         fn delete(&self, _: Name) -> Boxed<'_, ()> {
             Box::pin(async { Ok(()) })
         }
-        fn list<'a>(&'a self, _: &'a str, _: &'a mut (dyn FnMut(Name) + Send)) -> Boxed<'a, ()> {
-            Box::pin(async { Ok(()) })
+        fn list<'a>(&'a self, _: &'a str, each: &'a mut (dyn FnMut(Name) + Send)) -> Boxed<'a, ()> {
+            Box::pin(async move {
+                each(Name::Manifest(1));
+                let is_failed = Self::take(&self.failed_lists);
+                if is_failed { Err(StoreError::Failed("503 SlowDown".into())) } else { Ok(()) }
+            })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listing_is_retried_a_limited_number_of_times() {
+        for (failures, is_listed) in [(0, true), (7, true), (8, false)] {
+            let store = Expiring::patient(0, failures);
+            let mut count = 0;
+            let result = store.list("data", &mut |_| count += 1).await;
+            assert_eq!((result.is_ok(), count), (is_listed, (failures + 1).min(8)), "{failures}");
         }
     }
 

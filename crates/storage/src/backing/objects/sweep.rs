@@ -9,6 +9,7 @@
 //!
 //! Manifests older than the newest one are deleted, unless they fence a writer.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::disk::Disk;
@@ -49,11 +50,11 @@ impl Disk {
         let mut count = 0;
         for folder in ["data", "pages"] {
             loop {
-                let (mut idle, mut more) = (Vec::new(), false);
+                let (mut idle, mut more) = (BTreeSet::new(), false);
                 let mut note = |name| {
                     if self.is_idle(name) {
                         match idle.len() < BATCH_MAX {
-                            true => idle.push(name),
+                            true => _ = idle.insert(name),
                             false => more = true,
                         }
                     }

@@ -21,7 +21,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::disk::{Disk, Kept};
 use super::opening::{Trouble, open_to_read, open_to_write};
 use super::owner::Here;
-use super::store::{Objects, RetryingStore};
+use super::store::RetryingStore;
 use crate::backing::{BackingOptions, Status};
 
 /// Interval at which the worker checks that this owner still has the disk, and flushes old data.
@@ -106,9 +106,10 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Opens the disk on a new worker thread, and waits for the result.
+    /// Opens the disk on a new worker thread, and waits for the result. The calls of the opening
+    /// wait as `store` says, and the calls of the open disk as `options` says.
     pub(super) fn start(
-        place: Box<dyn Objects>,
+        store: RetryingStore,
         write: bool,
         options: &BackingOptions,
         event: Arc<OwnedFd>,
@@ -122,7 +123,7 @@ impl Worker {
         });
         let (jobs, inbox) = unbounded_channel();
         let (opened, result) = mpsc::sync_channel(1);
-        let (here, wait, patience) = (completions.clone(), options.wait_max, options.connect_max);
+        let (here, wait) = (completions.clone(), options.wait_max);
         let run = move || {
             let _answers = Answers;
             let runtime = match runtime() {
@@ -133,7 +134,7 @@ impl Worker {
                 }
             };
             runtime.block_on(async {
-                let store = Arc::new(RetryingStore::new(place, patience));
+                let store = Arc::new(store);
                 let disk = if write { open_to_write(store).await } else { open_to_read(store).await };
                 let disk = match disk {
                     Ok(disk) => Arc::new(disk),

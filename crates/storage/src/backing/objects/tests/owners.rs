@@ -214,7 +214,9 @@ fn only_the_next_opening_waits_for_the_close_of_an_unused_disk() {
     block_on(async { create(&patient(shop.client()), shape).await }).unwrap();
     let start = |client: Client| {
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        Worker::start(Box::new(client), true, &BackingOptions::default(), Arc::new(event)).unwrap()
+        let options = BackingOptions::default();
+        let store = RetryingStore::new(Box::new(client), options.connect_max);
+        Worker::start(store, true, &options, Arc::new(event)).unwrap()
     };
     let client = shop.client();
     let worker = start(client.clone());
