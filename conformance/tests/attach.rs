@@ -188,6 +188,21 @@ impl Stage {
         self.daemon.take().expect("it runs").kill();
     }
 
+    /// Kills and restarts the daemon while a command has stopped after a step, and continues the
+    /// command. After every second step, the command calls the daemon while the daemon does not run.
+    #[track_caller]
+    fn kill_daemon_of(&mut self, command: &mut Process, step: u32) {
+        self.kill_daemon();
+        if step % 2 == 0 {
+            command.signal(Signal::CONT);
+            std::thread::sleep(Duration::from_millis(500));
+            self.start_daemon();
+        } else {
+            self.start_daemon();
+            command.signal(Signal::CONT);
+        }
+    }
+
     fn console(&self) -> String {
         std::fs::read_to_string(self.scratch.path("console")).unwrap_or_default()
     }
@@ -252,19 +267,7 @@ impl Stage {
     #[track_caller]
     fn stopped_after(&self, verb: &str, steps: u32) -> Option<Process> {
         let mut process = self.command(verb, &[]).env("HOB_ATTACH_STOP_AFTER", steps.to_string()).start();
-        let start = Instant::now();
-        loop {
-            if let Some(status) = process.poll() {
-                assert!(status.success(), "hob {verb}: {}", process.stderr());
-                return None;
-            }
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap_or_default();
-            if stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')) {
-                return Some(process);
-            }
-            assert!(start.elapsed() < STEP_MAX, "hob {verb} neither stops nor ends: {}", process.stderr());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        has_stopped(verb, &mut process).then_some(process)
     }
 
     /// Waits until the guest has completed another request.
@@ -333,6 +336,25 @@ impl Stage {
     }
 }
 
+/// Waits until a command has stopped itself or ended. Returns false if it has ended, which must be a
+/// success.
+#[track_caller]
+fn has_stopped(verb: &str, process: &mut Process) -> bool {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = process.poll() {
+            assert!(status.success(), "hob {verb}: {}", process.stderr());
+            return false;
+        }
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap_or_default();
+        if stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')) {
+            return true;
+        }
+        assert!(start.elapsed() < STEP_MAX, "hob {verb} neither stops nor ends: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 fn pause_ms(said: &str) -> u64 {
     let rest = said.rsplit_once("was paused for ").unwrap_or_else(|| panic!("no pause in: {said}")).1;
     rest.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("no pause in: {said}"))
@@ -388,23 +410,15 @@ fn a_cache_that_writes_through_is_attached_and_detached() {
 }
 
 /// Kills and restarts hob's daemon after every step of both plans. The command continues. The cache
-/// is write-through, because a kill may lose unflushed writes under write-back, and the guest
-/// checks these too.
+/// is write-back, and its crash log keeps all acknowledged writes.
 #[track_caller]
 fn daemon_killed_at_every_step(given: Given) {
     let _cores = cores();
-    let mut stage = Stage::new(given, "vfrc");
+    let mut stage = Stage::new(given, "auto");
     for verb in ["attach", "detach"] {
         for step in 1.. {
             let Some(mut process) = stage.stopped_after(verb, step) else { break };
-            stage.kill_daemon();
-            // Every second time, the command calls the daemon while the daemon does not run.
-            if step % 2 == 0 {
-                process.signal(Signal::CONT);
-                std::thread::sleep(Duration::from_millis(500));
-            }
-            stage.start_daemon();
-            process.signal(Signal::CONT);
+            stage.kill_daemon_of(&mut process, step);
             let output = process.finish(STEP_MAX);
             assert!(output.success(), "hob {verb}, step {step}: {}", output.all());
             stage.guest_continues();
@@ -428,6 +442,28 @@ fn a_daemon_that_is_killed_at_any_step_loses_nothing() {
 #[test]
 fn a_daemon_that_is_killed_at_any_step_of_a_mirror_loses_nothing() {
     daemon_killed_at_every_step(Given::Drive);
+}
+
+/// Kills the daemon after all steps of the same command, for the method `device`.
+#[test]
+fn a_daemon_that_is_killed_after_each_step_of_one_command_loses_nothing() {
+    let _cores = cores();
+    let mut stage = Stage::new(Given::DriveQcow2, "auto");
+    for verb in ["attach", "detach"] {
+        let steps = steps_until(&stage, verb, "continue the VM");
+        let mut process = stage.command(verb, &[]).env("HOB_ATTACH_STOP_AFTER", "each").start();
+        let mut step = 0;
+        while has_stopped(verb, &mut process) {
+            step += 1;
+            stage.kill_daemon_of(&mut process, step);
+        }
+        assert!(step > steps, "hob {verb} stopped {step} times: {}", process.stderr());
+        stage.guest_continues();
+        if verb == "attach" {
+            stage.assert_attached();
+        }
+    }
+    stage.end();
 }
 
 /// Kills the command itself after every step. Running the command again completes it, and running
