@@ -4,18 +4,24 @@
 //! With `HOB_QUIET=1`, no other program uses the processors, so the VM's pause is limited more
 //! strictly.
 
-use std::io::{BufRead, BufReader, Write};
+#[path = "attach/given.rs"]
+mod given;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use conformance::data::empty_file;
 use conformance::guest::{COMPLAINTS, Disk, SENTINEL, cores, end_load, loaded};
 use conformance::hob::binary;
 use conformance::load::{check_image, image};
-use conformance::process::Process;
+use conformance::process::{Output, Process};
 use conformance::qmp::Monitor;
 use conformance::scratch::wait_until;
-use conformance::{Daemon, Scratch, Tool};
+use conformance::{Daemon, MIB, Scratch, Tool};
+use given::{Given, SECOND, SECOND_BYTES, second_disk};
 use rustix::process::Signal;
 use serde_json::json;
 use tempfile::NamedTempFile;
@@ -31,88 +37,6 @@ const PAUSE_MS_MAX: u64 = 100;
 /// Maximum of the shortest pause if other programs use the processors, milliseconds. The host may
 /// stall in some of the pauses.
 const BUSY_PAUSE_MS_MAX: u64 = 2000;
-
-/// QEMU's options for the disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Given {
-    /// A raw image in `-blockdev`.
-    Nodes,
-    /// A raw image in `-drive`.
-    Drive,
-    /// A qcow2 image in `-blockdev`, with an I/O thread.
-    NodesQcow2,
-    /// A qcow2 image in `-drive`.
-    DriveQcow2,
-    /// A raw image in `-blockdev`, with the nodes of Proxmox VE 9.
-    Proxmox,
-}
-
-impl Given {
-    fn format(self) -> &'static str {
-        if matches!(self, Given::Nodes | Given::Drive | Given::Proxmox) { "raw" } else { "qcow2" }
-    }
-
-    /// The path of the QMP socket in the scratch directory.
-    fn qmp(self) -> &'static str {
-        if self == Given::Proxmox { "var/run/qemu-server/100.qmp" } else { "qmp.sock" }
-    }
-
-    /// The name of hob's disk.
-    fn disk(self) -> &'static str {
-        if self == Given::Proxmox { "cached-vm-100-disk-0" } else { "web-vda" }
-    }
-
-    fn args(self, file: &str) -> Vec<String> {
-        let format = self.format();
-        let args: Vec<String> = match self {
-            Given::Nodes | Given::NodesQcow2 => [
-                "-blockdev",
-                &format!("driver=file,node-name=image-file,filename={file},cache.direct=on"),
-                "-blockdev",
-                &format!("driver={format},node-name=image,file=image-file,discard=unmap,cache.direct=on"),
-                "-object",
-                "iothread,id=io",
-                "-device",
-                match self {
-                    Given::NodesQcow2 => "virtio-blk-pci,drive=image,id=vda,iothread=io",
-                    _ => "virtio-blk-pci,drive=image,id=vda",
-                },
-            ]
-            .map(str::to_owned)
-            .into(),
-            Given::Drive | Given::DriveQcow2 => {
-                let drive = format!("file={file},format={format},if=virtio,id=vda,cache=none,discard=unmap");
-                ["-drive".to_owned(), drive].into()
-            }
-            Given::Proxmox => proxmox_args(file),
-        };
-        args
-    }
-}
-
-/// Returns the options of a disk `virtio0` as in `PVE::QemuServer::Blockdev` of Proxmox VE 9.
-fn proxmox_args(file: &str) -> Vec<String> {
-    let cache = json!({ "direct": true, "no-flush": false });
-    let image = json!({
-        "driver": "file", "node-name": "e4f3a1bd04a9ff6ce1b31c4ba2d9d7c", "filename": file, "aio": "io_uring",
-        "cache": cache, "discard": "unmap", "detect-zeroes": "unmap", "read-only": false,
-    });
-    let format = json!({
-        "driver": "raw", "node-name": "f4f3a1bd04a9ff6ce1b31c4ba2d9d7c", "file": image, "cache": cache,
-        "read-only": false,
-    });
-    let group = "throttle-drive-virtio0";
-    let top = json!({
-        "driver": "throttle", "node-name": "drive-virtio0", "throttle-group": group, "file": format,
-    });
-    let object = json!({ "qom-type": "throttle-group", "id": group, "limits": {} });
-    let device = "virtio-blk-pci,drive=drive-virtio0,id=virtio0,write-cache=on";
-    [["-object", &object.to_string()], ["-blockdev", &top.to_string()], ["-device", device]]
-        .as_flattened()
-        .iter()
-        .map(|text| (*text).to_owned())
-        .collect()
-}
 
 /// The configuration of the VM in Proxmox VE, with a snapshot.
 const PROXMOX_VM: &str = "name: web\nvirtio0: local:vm-100-disk-0,iothread=1,size=32M\n\n\
@@ -152,9 +76,9 @@ impl Stage {
         Tool::new("qemu-img").args(convert).run();
         // QEMU knows the image by a link, like a logical volume.
         std::os::unix::fs::symlink(&volume, &file).unwrap();
-        let config =
-            format!("[[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"96M\"\n", scratch.path("flash"));
-        scratch.configure(&config);
+        let flash = scratch.path("flash");
+        let size = given.pool_size();
+        scratch.configure(&format!("[[pool]]\nname = \"fast\"\ndevices = [{flash:?}]\nsize = \"{size}\"\n"));
         let memory =
             tempfile::Builder::new().prefix("hobt").tempfile_in("/dev/shm").expect("a file in memory");
         let files = [
@@ -168,10 +92,13 @@ impl Stage {
         }
         let control = format!("unix:{},server=on,wait=off", scratch.text(given.qmp()));
         let program = std::path::Path::new(env!("CARGO_BIN_EXE_guest-load"));
-        let vm = loaded(&scratch, &Disk::Args(given.args(&file)), memory.path(), program, HOT_BLOCKS)
-            .args(["-name", "web", "-qmp", &control])
-            .limit(Duration::from_secs(900))
-            .start();
+        let mut vm = loaded(&scratch, &Disk::Args(given.args(&file)), memory.path(), program, HOT_BLOCKS)
+            .args(["-name", "web", "-qmp", &control]);
+        if given == Given::TwoDisks {
+            empty_file(&scratch.path(SECOND), SECOND_BYTES);
+            vm = vm.args(second_disk(&scratch));
+        }
+        let vm = vm.limit(Duration::from_secs(900)).start();
         let mut stage = Stage { scratch, daemon: None, vm, file, given, preset, _memory: memory };
         stage.start_daemon();
         wait_until("the guest", STEP_MAX, || stage.console().contains("GUEST-LOAD second=1 "));
@@ -207,7 +134,15 @@ impl Stage {
         std::fs::read_to_string(self.scratch.path("console")).unwrap_or_default()
     }
 
+    /// Returns a command with the usual options of the cache, except those in `more`.
     fn command(&self, verb: &str, more: &[&str]) -> Tool {
+        let usual = [["--size", "16M"], ["--preset", self.preset]];
+        let left_out = usual.into_iter().filter(|pair| verb == "attach" && !more.contains(&pair[0]));
+        self.command_with_defaults(verb, more).args(left_out.flatten())
+    }
+
+    /// Returns a command without options of the cache.
+    fn command_with_defaults(&self, verb: &str, more: &[&str]) -> Tool {
         let records = self.scratch.text("records");
         let target = match self.given {
             Given::Proxmox => "pve:100".to_owned(),
@@ -216,11 +151,8 @@ impl Stage {
         let mut args = vec![verb.to_owned(), target];
         args.extend(["--records".to_owned(), records]);
         args.extend(["--control".to_owned(), format!("unix:{}", self.scratch.text("ctl.sock"))]);
-        if verb == "attach" {
-            let nbd = self.scratch.text("nbd.sock");
-            let usual = [["--nbd", &nbd], ["--size", "16M"], ["--preset", self.preset]];
-            let left_out = usual.into_iter().filter(|pair| !more.contains(&pair[0]));
-            args.extend(left_out.flatten().map(str::to_owned));
+        if verb == "attach" && !more.contains(&"--nbd") {
+            args.extend(["--nbd".to_owned(), self.scratch.text("nbd.sock")]);
         }
         let stubs = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/proxmox/test");
         let tool = Tool::new(binary().to_str().expect("a path")).args(args).args(more).limit(STEP_MAX);
@@ -230,24 +162,30 @@ impl Stage {
     /// Runs `hob attach` or `hob detach`, and returns how long the VM was paused, in milliseconds.
     #[track_caller]
     fn run(&self, verb: &str, more: &[&str]) -> u64 {
+        pause_ms(&self.succeed(|| self.command(verb, more)).stderr)
+    }
+
+    /// Runs a command, which must succeed.
+    #[track_caller]
+    fn succeed(&self, command: impl Fn() -> Tool) -> Output {
         let start = Instant::now();
         loop {
-            let output = self.command(verb, more).output();
+            let output = command().output();
             if output.success() {
-                return pause_ms(&output.stderr);
+                return output;
             }
             // Before the first step, hob waits five seconds for QEMU's greeting. On a busy host, an
             // emulated VM may need longer.
             let is_silent = output.stderr.contains("QEMU does not answer at");
             let may_repeat = is_silent && start.elapsed() < STEP_MAX;
-            assert!(may_repeat, "hob {verb}: {}\n{}", output.all(), self.vm.stderr());
+            assert!(may_repeat, "{}\n{}", output.all(), self.vm.stderr());
         }
     }
 
     /// Runs `hob attach --list`, which must list the VM with this state. The command waits only a short
     /// time for a VM that is slow to answer, and lists it without its state.
     #[track_caller]
-    fn list_with(&self, state: &str) -> conformance::process::Output {
+    fn list_with(&self, state: &str) -> Output {
         let (records, control) =
             (self.scratch.text("records"), format!("unix:{}", self.scratch.text("ctl.sock")));
         let args = ["attach", "--list", "--records", &records, "--control", &control];
@@ -311,6 +249,25 @@ impl Stage {
             let now = self.daemon().stats(disk);
             now.class("hit") + now.misses() > before.class("hit") + before.misses()
         });
+    }
+
+    /// Writes `pattern` to the mebibyte with the number `place` of the second disk, through the guest's
+    /// device.
+    #[track_caller]
+    fn write_second(&self, pattern: u8, place: u64) {
+        let line =
+            format!("qemu-io -d /machine/peripheral/vdb/virtio-backend \"write -P {pattern} {place}M 1M\"");
+        let mut monitor = Monitor::connect(&self.scratch.path(self.given.qmp()));
+        let said = monitor.ask("human-monitor-command", json!({ "command-line": line }));
+        assert!(!said.to_string().to_lowercase().contains("error"), "{said}");
+    }
+
+    /// Checks which disks hob has.
+    #[track_caller]
+    fn assert_disks(&self, has_first: bool, has_second: bool) {
+        let disks = self.daemon().ctl(&["disk", "list"]);
+        let has = ["web-vda", "web-vdb"].map(|disk| disks.contains(disk));
+        assert_eq!(has, [has_first, has_second], "{disks}");
     }
 
     /// Ends the load. The guest and this test check the whole disk. The disk is detached.
@@ -407,6 +364,47 @@ fn qcow2_images_are_attached_and_detached() {
 #[test]
 fn a_cache_that_writes_through_is_attached_and_detached() {
     again_and_again(Given::Nodes, "vfrc", &[], 2);
+}
+
+/// `hob attach TARGET` attaches all disks, each with a write-through cache of a tenth of the disk, or
+/// of 64 MiB if that is more. Then one disk is detached, and the other one stays attached.
+#[test]
+fn all_disks_are_attached_with_default_caches_and_detached_one_by_one() {
+    let _cores = cores();
+    let stage = Stage::new(Given::TwoDisks, "auto");
+    let output = stage.succeed(|| stage.command_with_defaults("attach", &[]));
+    for (disk, size) in [("vda", "64 MiB"), ("vdb", "102 MiB")] {
+        let line = format!("{disk}: the cache has {size} in pool fast, in the mode write-through");
+        assert!(output.stderr.contains(&line), "no '{line}': {}", output.all());
+        let shown = stage.daemon().json(&["disk", "show", &format!("web-{disk}")]);
+        assert_eq!(shown["cache"]["mode"], "write-through", "{shown}");
+    }
+    stage.assert_disks(true, true);
+    stage.assert_attached();
+    stage.write_second(1, 0);
+
+    stage.run("detach", &["vdb"]);
+    stage.assert_disks(true, false);
+    stage.assert_attached();
+    stage.write_second(2, 1);
+
+    stage.run("attach", &["vdb"]);
+    stage.assert_disks(true, true);
+    stage.write_second(3, 2);
+    stage.run("detach", &["vda"]);
+    stage.assert_disks(false, true);
+    stage.guest_continues();
+    stage.write_second(4, 3);
+
+    stage.run("detach", &[]);
+    stage.assert_disks(false, false);
+    let mut bytes = vec![0; 4 * MIB as usize];
+    File::open(stage.scratch.path(SECOND)).and_then(|mut file| file.read_exact(&mut bytes)).unwrap();
+    for (part, pattern) in bytes.chunks(MIB as usize).zip(1..) {
+        assert!(part.iter().all(|byte| *byte == pattern), "MiB {pattern} of the second disk is wrong");
+    }
+    stage.guest_continues();
+    stage.end();
 }
 
 /// Kills and restarts hob's daemon after every step of both plans. The command continues. The cache
