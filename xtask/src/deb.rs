@@ -1,5 +1,5 @@
 //! Prepares the files of the Debian package, builds the package with cargo-deb, and checks the
-//! result.
+//! result, also with lintian.
 //!
 //! `[package.metadata.deb]` of hob's Cargo.toml lists the installed files.
 
@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::suite::FEATURES;
-use crate::{shell, third_party};
+use crate::{packages, shell, third_party};
 
 /// Options of the build.
 #[derive(Debug, clap::Args)]
@@ -45,6 +45,8 @@ const CONTENTS: [&str; 20] = [
 ];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    // The build takes minutes, so a missing program is an error before it.
+    require("lintian")?;
     let profile = if arguments.debug { "dev" } else { "release" };
     let mut build = shell::cargo(&["build", "--locked", "--profile", profile, "--package", "hob"]);
     shell::run(build.args(["--features", FEATURES]))?;
@@ -63,6 +65,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let package = said.lines().last().context("cargo-deb says where the package is")?;
     check(Path::new(package))?;
     println!("{package}");
+    Ok(())
+}
+
+/// Returns an error if a program is not installed. The program's Debian package has the same name.
+fn require(program: &str) -> Result<()> {
+    if !packages::present(program) {
+        bail!(
+            "{program} is not installed, and cargo xtask deb checks the package with it; run 'apt-get install \
+             --no-install-recommends {program}'"
+        );
+    }
     Ok(())
 }
 
@@ -151,12 +164,8 @@ fn check_features(hob: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks the package against Debian's policy with lintian, if lintian is installed.
+/// Checks the package against Debian's policy.
 fn lint(package: &Path) -> Result<()> {
-    if !Command::new("lintian").arg("--version").output().is_ok_and(|output| output.status.success()) {
-        println!("lintian is absent: the package is not checked against Debian's policy");
-        return Ok(());
-    }
     // As root, lintian only warns about that.
     shell::run(Command::new("lintian").args(["--fail-on", "error", "--allow-root"]).arg(package))
 }
@@ -164,6 +173,13 @@ fn lint(package: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_program_is_an_error_that_says_how_to_install_it() {
+        require("sh").unwrap();
+        let error = require("no-such-linter").unwrap_err().to_string();
+        assert!(error.contains("--no-install-recommends no-such-linter"), "{error}");
+    }
 
     /// Checks that all files of the package exist or that [`prepare`] creates them.
     #[test]
