@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
 }
 
 /// Files that the package must have.
-const CONTENTS: [&str; 20] = [
+const CONTENTS: [&str; 21] = [
     "./usr/bin/hob",
     "./etc/hob/hob.toml",
     "./usr/lib/systemd/system/hob.service",
@@ -37,6 +37,7 @@ const CONTENTS: [&str; 20] = [
     "./usr/share/doc/hob/hob.cdx.json",
     "./usr/share/doc/hob/docs/INSTALL.md",
     "./usr/share/doc/hob/examples/openstack/hob_os_brick/engine.py",
+    "./usr/share/doc/hob/examples/openstack/pyproject.toml",
     "./usr/share/doc/hob/examples/proxmox/HobPlugin.pm",
     "./usr/share/doc/hob/examples/proxmox/hob-hook.sh",
     "./usr/share/doc/hob/examples/libvirt/apparmor",
@@ -209,16 +210,22 @@ mod tests {
         }
     }
 
-    /// Checks that files which pages copy from the package's examples are in the package.
+    /// Checks that files and directories which pages copy from the package's examples are in the package.
     #[test]
     fn pages_copy_only_files_that_the_package_has() {
+        let is_packed = |path: &str| {
+            CONTENTS
+                .iter()
+                .filter_map(|file| file.strip_prefix(&format!(".{path}")))
+                .any(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
         let mut missing = Vec::new();
         let mut count = 0;
         for page in crate::tidy::texts().iter().filter(|text| text.path.ends_with(".md")) {
             let words = page.text.split([' ', '\n', '`', ')']);
             for path in words.filter(|word| word.starts_with("/usr/share/doc/hob/examples/")) {
                 count += 1;
-                if !CONTENTS.contains(&format!(".{path}").as_str()) {
+                if !is_packed(path) {
                     missing.push(format!("{}: {path}", page.path));
                 }
             }
