@@ -118,7 +118,7 @@ impl Stage {
     /// Kills and restarts the daemon while a command has stopped after a step, and continues the
     /// command. After every second step, the command calls the daemon while the daemon does not run.
     #[track_caller]
-    fn kill_daemon_of(&mut self, command: &mut Process, step: u32) {
+    fn kill_daemon_during(&mut self, command: &mut Process, step: u32) {
         self.kill_daemon();
         if step % 2 == 0 {
             command.signal(Signal::CONT);
@@ -416,7 +416,7 @@ fn daemon_killed_at_every_step(given: Given) {
     for verb in ["attach", "detach"] {
         for step in 1.. {
             let Some(mut process) = stage.stopped_after(verb, step) else { break };
-            stage.kill_daemon_of(&mut process, step);
+            stage.kill_daemon_during(&mut process, step);
             let output = process.finish(STEP_MAX);
             assert!(output.success(), "hob {verb}, step {step}: {}", output.all());
             stage.guest_continues();
@@ -453,7 +453,7 @@ fn a_daemon_that_is_killed_after_each_step_of_one_command_loses_nothing() {
         let mut step = 0;
         while has_stopped(verb, &mut process) {
             step += 1;
-            stage.kill_daemon_of(&mut process, step);
+            stage.kill_daemon_during(&mut process, step);
         }
         assert!(step > steps, "hob {verb} stopped {step} times: {}", process.stderr());
         stage.guest_continues();
