@@ -4,18 +4,24 @@
 //! With `HOB_QUIET=1`, no other program uses the processors, so the VM's pause is limited more
 //! strictly.
 
-use std::io::{BufRead, BufReader, Write};
+#[path = "attach/given.rs"]
+mod given;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use conformance::data::empty_file;
 use conformance::guest::{COMPLAINTS, Disk, SENTINEL, cores, end_load, loaded};
 use conformance::hob::binary;
 use conformance::load::{check_image, image};
-use conformance::process::Process;
+use conformance::process::{Output, Process};
 use conformance::qmp::Monitor;
 use conformance::scratch::wait_until;
-use conformance::{Daemon, Scratch, Tool};
+use conformance::{Daemon, MIB, Scratch, Tool};
+use given::{Given, SECOND, SECOND_BYTES, second_disk};
 use rustix::process::Signal;
 use serde_json::json;
 use tempfile::NamedTempFile;
@@ -32,94 +38,20 @@ const PAUSE_MS_MAX: u64 = 100;
 /// stall in some of the pauses.
 const BUSY_PAUSE_MS_MAX: u64 = 2000;
 
-/// QEMU's options for the disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Given {
-    /// A raw image in `-blockdev`.
-    Nodes,
-    /// A raw image in `-drive`.
-    Drive,
-    /// A qcow2 image in `-blockdev`, with an I/O thread.
-    NodesQcow2,
-    /// A qcow2 image in `-drive`.
-    DriveQcow2,
-    /// A raw image in `-blockdev`, with the nodes of Proxmox VE 9.
-    Proxmox,
-}
-
-impl Given {
-    fn format(self) -> &'static str {
-        if matches!(self, Given::Nodes | Given::Drive | Given::Proxmox) { "raw" } else { "qcow2" }
-    }
-
-    /// The path of the QMP socket in the scratch directory.
-    fn qmp(self) -> &'static str {
-        if self == Given::Proxmox { "var/run/qemu-server/100.qmp" } else { "qmp.sock" }
-    }
-
-    /// The name of hob's disk.
-    fn disk(self) -> &'static str {
-        if self == Given::Proxmox { "cached-vm-100-disk-0" } else { "web-vda" }
-    }
-
-    fn args(self, file: &str) -> Vec<String> {
-        let format = self.format();
-        let args: Vec<String> = match self {
-            Given::Nodes | Given::NodesQcow2 => [
-                "-blockdev",
-                &format!("driver=file,node-name=image-file,filename={file},cache.direct=on"),
-                "-blockdev",
-                &format!("driver={format},node-name=image,file=image-file,discard=unmap,cache.direct=on"),
-                "-object",
-                "iothread,id=io",
-                "-device",
-                match self {
-                    Given::NodesQcow2 => "virtio-blk-pci,drive=image,id=vda,iothread=io",
-                    _ => "virtio-blk-pci,drive=image,id=vda",
-                },
-            ]
-            .map(str::to_owned)
-            .into(),
-            Given::Drive | Given::DriveQcow2 => {
-                let drive = format!("file={file},format={format},if=virtio,id=vda,cache=none,discard=unmap");
-                ["-drive".to_owned(), drive].into()
-            }
-            Given::Proxmox => proxmox_args(file),
-        };
-        args
-    }
-}
-
-/// Returns the options of a disk `virtio0` as in `PVE::QemuServer::Blockdev` of Proxmox VE 9.
-fn proxmox_args(file: &str) -> Vec<String> {
-    let cache = json!({ "direct": true, "no-flush": false });
-    let image = json!({
-        "driver": "file", "node-name": "e4f3a1bd04a9ff6ce1b31c4ba2d9d7c", "filename": file, "aio": "io_uring",
-        "cache": cache, "discard": "unmap", "detect-zeroes": "unmap", "read-only": false,
-    });
-    let format = json!({
-        "driver": "raw", "node-name": "f4f3a1bd04a9ff6ce1b31c4ba2d9d7c", "file": image, "cache": cache,
-        "read-only": false,
-    });
-    let group = "throttle-drive-virtio0";
-    let top = json!({
-        "driver": "throttle", "node-name": "drive-virtio0", "throttle-group": group, "file": format,
-    });
-    let object = json!({ "qom-type": "throttle-group", "id": group, "limits": {} });
-    let device = "virtio-blk-pci,drive=drive-virtio0,id=virtio0,write-cache=on";
-    [["-object", &object.to_string()], ["-blockdev", &top.to_string()], ["-device", device]]
-        .as_flattened()
-        .iter()
-        .map(|text| (*text).to_owned())
-        .collect()
-}
-
 /// The configuration of the VM in Proxmox VE, with a snapshot.
 const PROXMOX_VM: &str = "name: web\nvirtio0: local:vm-100-disk-0,iothread=1,size=32M\n\n\
     [before]\nvirtio0: local:vm-100-disk-0,iothread=1,size=32M\n";
 /// The storages of Proxmox VE.
 const PROXMOX_STORAGES: &str =
     "lvmthin: local\n\tvgname pve\n\nhob: cached\n\thob-base local\n\thob-pool fast\n";
+
+/// What continues first after the daemon was killed during a command.
+#[derive(Clone, Copy)]
+enum First {
+    /// The command, which calls the daemon while the daemon does not run.
+    Command,
+    Daemon,
+}
 
 struct Stage {
     scratch: Scratch,
@@ -152,9 +84,9 @@ impl Stage {
         Tool::new("qemu-img").args(convert).run();
         // QEMU knows the image by a link, like a logical volume.
         std::os::unix::fs::symlink(&volume, &file).unwrap();
-        let config =
-            format!("[[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"96M\"\n", scratch.path("flash"));
-        scratch.configure(&config);
+        let flash = scratch.path("flash");
+        let size = given.pool_size();
+        scratch.configure(&format!("[[pool]]\nname = \"fast\"\ndevices = [{flash:?}]\nsize = \"{size}\"\n"));
         let memory =
             tempfile::Builder::new().prefix("hobt").tempfile_in("/dev/shm").expect("a file in memory");
         let files = [
@@ -168,10 +100,13 @@ impl Stage {
         }
         let control = format!("unix:{},server=on,wait=off", scratch.text(given.qmp()));
         let program = std::path::Path::new(env!("CARGO_BIN_EXE_guest-load"));
-        let vm = loaded(&scratch, &Disk::Args(given.args(&file)), memory.path(), program, HOT_BLOCKS)
-            .args(["-name", "web", "-qmp", &control])
-            .limit(Duration::from_secs(900))
-            .start();
+        let mut vm = loaded(&scratch, &Disk::Args(given.args(&file)), memory.path(), program, HOT_BLOCKS)
+            .args(["-name", "web", "-qmp", &control]);
+        if given == Given::TwoDisks {
+            empty_file(&scratch.path(SECOND), SECOND_BYTES);
+            vm = vm.args(second_disk(&scratch));
+        }
+        let vm = vm.limit(Duration::from_secs(900)).start();
         let mut stage = Stage { scratch, daemon: None, vm, file, given, preset, _memory: memory };
         stage.start_daemon();
         wait_until("the guest", STEP_MAX, || stage.console().contains("GUEST-LOAD second=1 "));
@@ -188,11 +123,37 @@ impl Stage {
         self.daemon.take().expect("it runs").kill();
     }
 
+    /// Kills and restarts the daemon while a command has stopped after a step, and continues the
+    /// command.
+    #[track_caller]
+    fn kill_daemon_during(&mut self, command: &mut Process, first: First) {
+        self.kill_daemon();
+        match first {
+            First::Command => {
+                command.signal(Signal::CONT);
+                std::thread::sleep(Duration::from_millis(500));
+                self.start_daemon();
+            }
+            First::Daemon => {
+                self.start_daemon();
+                command.signal(Signal::CONT);
+            }
+        }
+    }
+
     fn console(&self) -> String {
         std::fs::read_to_string(self.scratch.path("console")).unwrap_or_default()
     }
 
+    /// Returns a command with the usual options of the cache, except those in `more`.
     fn command(&self, verb: &str, more: &[&str]) -> Tool {
+        let usual = [["--size", "16M"], ["--preset", self.preset]];
+        let left_out = usual.into_iter().filter(|pair| verb == "attach" && !more.contains(&pair[0]));
+        self.command_with_defaults(verb, more).args(left_out.flatten())
+    }
+
+    /// Returns a command without options of the cache.
+    fn command_with_defaults(&self, verb: &str, more: &[&str]) -> Tool {
         let records = self.scratch.text("records");
         let target = match self.given {
             Given::Proxmox => "pve:100".to_owned(),
@@ -201,11 +162,8 @@ impl Stage {
         let mut args = vec![verb.to_owned(), target];
         args.extend(["--records".to_owned(), records]);
         args.extend(["--control".to_owned(), format!("unix:{}", self.scratch.text("ctl.sock"))]);
-        if verb == "attach" {
-            let nbd = self.scratch.text("nbd.sock");
-            let usual = [["--nbd", &nbd], ["--size", "16M"], ["--preset", self.preset]];
-            let left_out = usual.into_iter().filter(|pair| !more.contains(&pair[0]));
-            args.extend(left_out.flatten().map(str::to_owned));
+        if verb == "attach" && !more.contains(&"--nbd") {
+            args.extend(["--nbd".to_owned(), self.scratch.text("nbd.sock")]);
         }
         let stubs = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/proxmox/test");
         let tool = Tool::new(binary().to_str().expect("a path")).args(args).args(more).limit(STEP_MAX);
@@ -215,24 +173,30 @@ impl Stage {
     /// Runs `hob attach` or `hob detach`, and returns how long the VM was paused, in milliseconds.
     #[track_caller]
     fn run(&self, verb: &str, more: &[&str]) -> u64 {
+        pause_ms(&self.succeed(|| self.command(verb, more)).stderr)
+    }
+
+    /// Runs a command, which must succeed.
+    #[track_caller]
+    fn succeed(&self, command: impl Fn() -> Tool) -> Output {
         let start = Instant::now();
         loop {
-            let output = self.command(verb, more).output();
+            let output = command().output();
             if output.success() {
-                return pause_ms(&output.stderr);
+                return output;
             }
             // Before the first step, hob waits five seconds for QEMU's greeting. On a busy host, an
             // emulated VM may need longer.
             let is_silent = output.stderr.contains("QEMU does not answer at");
             let may_repeat = is_silent && start.elapsed() < STEP_MAX;
-            assert!(may_repeat, "hob {verb}: {}\n{}", output.all(), self.vm.stderr());
+            assert!(may_repeat, "{}\n{}", output.all(), self.vm.stderr());
         }
     }
 
     /// Runs `hob attach --list`, which must list the VM with this state. The command waits only a short
     /// time for a VM that is slow to answer, and lists it without its state.
     #[track_caller]
-    fn list_with(&self, state: &str) -> conformance::process::Output {
+    fn list_with(&self, state: &str) -> Output {
         let (records, control) =
             (self.scratch.text("records"), format!("unix:{}", self.scratch.text("ctl.sock")));
         let args = ["attach", "--list", "--records", &records, "--control", &control];
@@ -252,19 +216,7 @@ impl Stage {
     #[track_caller]
     fn stopped_after(&self, verb: &str, steps: u32) -> Option<Process> {
         let mut process = self.command(verb, &[]).env("HOB_ATTACH_STOP_AFTER", steps.to_string()).start();
-        let start = Instant::now();
-        loop {
-            if let Some(status) = process.poll() {
-                assert!(status.success(), "hob {verb}: {}", process.stderr());
-                return None;
-            }
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap_or_default();
-            if stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')) {
-                return Some(process);
-            }
-            assert!(start.elapsed() < STEP_MAX, "hob {verb} neither stops nor ends: {}", process.stderr());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        has_stopped(verb, &mut process).then_some(process)
     }
 
     /// Waits until the guest has completed another request.
@@ -310,6 +262,25 @@ impl Stage {
         });
     }
 
+    /// Writes `pattern` to the mebibyte with the number `place` of the second disk, through the guest's
+    /// device.
+    #[track_caller]
+    fn write_second(&self, pattern: u8, place: u64) {
+        let line =
+            format!("qemu-io -d /machine/peripheral/vdb/virtio-backend \"write -P {pattern} {place}M 1M\"");
+        let mut monitor = Monitor::connect(&self.scratch.path(self.given.qmp()));
+        let said = monitor.ask("human-monitor-command", json!({ "command-line": line }));
+        assert!(!said.to_string().to_lowercase().contains("error"), "{said}");
+    }
+
+    /// Checks which disks hob has.
+    #[track_caller]
+    fn assert_disks(&self, has_first: bool, has_second: bool) {
+        let disks = self.daemon().ctl(&["disk", "list"]);
+        let has = ["web-vda", "web-vdb"].map(|disk| disks.contains(disk));
+        assert_eq!(has, [has_first, has_second], "{disks}");
+    }
+
     /// Ends the load. The guest and this test check the whole disk. The disk is detached.
     #[track_caller]
     fn end(mut self) {
@@ -330,6 +301,25 @@ impl Stage {
         }
         Tool::new("qemu-img").args(["convert", "-f", self.given.format(), "-O", "raw", &file, &raw]).run();
         check_image(&self.scratch.path("disk.raw"), &said);
+    }
+}
+
+/// Waits until a command has stopped itself or ended. Returns false if it has ended, which must be a
+/// success.
+#[track_caller]
+fn has_stopped(verb: &str, process: &mut Process) -> bool {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = process.poll() {
+            assert!(status.success(), "hob {verb}: {}", process.stderr());
+            return false;
+        }
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap_or_default();
+        if stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')) {
+            return true;
+        }
+        assert!(start.elapsed() < STEP_MAX, "hob {verb} neither stops nor ends: {}", process.stderr());
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -387,24 +377,58 @@ fn a_cache_that_writes_through_is_attached_and_detached() {
     again_and_again(Given::Nodes, "vfrc", &[], 2);
 }
 
+/// `hob attach TARGET` attaches all disks, each with a write-through cache of a tenth of the disk, or
+/// of 64 MiB if that is more. Then one disk is detached, and the other one stays attached.
+#[test]
+fn all_disks_are_attached_with_default_caches_and_detached_one_by_one() {
+    let _cores = cores();
+    let stage = Stage::new(Given::TwoDisks, "auto");
+    let output = stage.succeed(|| stage.command_with_defaults("attach", &[]));
+    for (disk, size) in [("vda", "64 MiB"), ("vdb", "102 MiB")] {
+        let line = format!("{disk}: the cache has {size} in pool fast, in the mode write-through");
+        assert!(output.stderr.contains(&line), "no '{line}': {}", output.all());
+        let shown = stage.daemon().json(&["disk", "show", &format!("web-{disk}")]);
+        assert_eq!(shown["cache"]["mode"], "write-through", "{shown}");
+    }
+    stage.assert_disks(true, true);
+    stage.assert_attached();
+    stage.write_second(1, 0);
+
+    stage.run("detach", &["vdb"]);
+    stage.assert_disks(true, false);
+    stage.assert_attached();
+    stage.write_second(2, 1);
+
+    stage.run("attach", &["vdb"]);
+    stage.assert_disks(true, true);
+    stage.write_second(3, 2);
+    stage.run("detach", &["vda"]);
+    stage.assert_disks(false, true);
+    stage.guest_continues();
+    stage.write_second(4, 3);
+
+    stage.run("detach", &[]);
+    stage.assert_disks(false, false);
+    let mut bytes = vec![0; 4 * MIB as usize];
+    File::open(stage.scratch.path(SECOND)).and_then(|mut file| file.read_exact(&mut bytes)).unwrap();
+    for (part, pattern) in bytes.chunks(MIB as usize).zip(1..) {
+        assert!(part.iter().all(|byte| *byte == pattern), "MiB {pattern} of the second disk is wrong");
+    }
+    stage.guest_continues();
+    stage.end();
+}
+
 /// Kills and restarts hob's daemon after every step of both plans. The command continues. The cache
-/// is write-through, because a kill may lose unflushed writes under write-back, and the guest
-/// checks these too.
+/// is write-back, and its crash log keeps all acknowledged writes.
 #[track_caller]
 fn daemon_killed_at_every_step(given: Given) {
     let _cores = cores();
-    let mut stage = Stage::new(given, "vfrc");
+    let mut stage = Stage::new(given, "auto");
     for verb in ["attach", "detach"] {
         for step in 1.. {
             let Some(mut process) = stage.stopped_after(verb, step) else { break };
-            stage.kill_daemon();
-            // Every second time, the command calls the daemon while the daemon does not run.
-            if step % 2 == 0 {
-                process.signal(Signal::CONT);
-                std::thread::sleep(Duration::from_millis(500));
-            }
-            stage.start_daemon();
-            process.signal(Signal::CONT);
+            let first = if step % 2 == 0 { First::Command } else { First::Daemon };
+            stage.kill_daemon_during(&mut process, first);
             let output = process.finish(STEP_MAX);
             assert!(output.success(), "hob {verb}, step {step}: {}", output.all());
             stage.guest_continues();
@@ -428,6 +452,30 @@ fn a_daemon_that_is_killed_at_any_step_loses_nothing() {
 #[test]
 fn a_daemon_that_is_killed_at_any_step_of_a_mirror_loses_nothing() {
     daemon_killed_at_every_step(Given::Drive);
+}
+
+/// Kills the daemon after all steps of the same command, for the method `device`.
+#[test]
+fn a_daemon_that_is_killed_after_each_step_of_one_command_loses_nothing() {
+    let _cores = cores();
+    let mut stage = Stage::new(Given::DriveQcow2, "auto");
+    for verb in ["attach", "detach"] {
+        let steps = steps_until(&stage, verb, "continue the VM");
+        let mut process = stage.command(verb, &[]).env("HOB_ATTACH_STOP_AFTER", "each").start();
+        let mut step = 0;
+        while has_stopped(verb, &mut process) {
+            step += 1;
+            // A command tolerates five restarts of the daemon that it notices.
+            let first = if step % 3 == 1 { First::Command } else { First::Daemon };
+            stage.kill_daemon_during(&mut process, first);
+        }
+        assert!(step > steps, "hob {verb} stopped {step} times: {}", process.stderr());
+        stage.guest_continues();
+        if verb == "attach" {
+            stage.assert_attached();
+        }
+    }
+    stage.end();
 }
 
 /// Kills the command itself after every step. Running the command again completes it, and running

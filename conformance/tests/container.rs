@@ -1,9 +1,11 @@
 //! The recipe of the container image, built without privileges by buildah.
 //!
-//! The recipe's first stage compiles hob, and the tests do not run it: they put the debug binary in its
-//! place. The test needs root, and installs the base image from Debian packages.
+//! The recipe's first stage compiles hob, and the tests do not run it: they put a debug binary in its
+//! place. `HOB_FEATURES_BIN` names a binary with all optional features, as in a released image. Without
+//! this variable, the image gets the binary under test, whose features are not checked. The test needs
+//! root, and installs the base image from Debian packages.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use conformance::hob::binary;
@@ -17,7 +19,8 @@ fn an_unprivileged_user_builds_the_container_image_and_its_daemon_is_healthy() {
     let scratch = Scratch::new();
     let binary_dir = scratch.path("binary/target/release");
     std::fs::create_dir_all(&binary_dir).unwrap();
-    std::fs::copy(binary(), binary_dir.join("hob")).unwrap();
+    let with_features = std::env::var_os("HOB_FEATURES_BIN").map(PathBuf::from);
+    std::fs::copy(with_features.clone().unwrap_or_else(binary), binary_dir.join("hob")).unwrap();
     for program in ["buildah", "mmdebstrap", "newuidmap"] {
         // Names a missing program.
         drop(Tool::new(program));
@@ -40,5 +43,8 @@ fn an_unprivileged_user_builds_the_container_image_and_its_daemon_is_healthy() {
         "the daemon of the image has ended cleanly",
     ] {
         assert!(output.all().contains(expected), "no '{expected}' in: {}", output.all());
+    }
+    if with_features.is_some() {
+        assert!(!output.all().contains("built without"), "a feature is missing: {}", output.all());
     }
 }

@@ -1,4 +1,5 @@
-//! Runs the commands on the pages of docs/, in the order of each page.
+//! Runs the commands on the pages of docs/, in the order of each page, and checks their XML against
+//! libvirt's schema.
 //!
 //! Paths of the host are replaced by files of the test, and sizes become smaller. [`PAGES`] has the
 //! pages whose commands run, and [`NOT_RUN`] the commands that cannot run here, each with its reason.
@@ -306,6 +307,92 @@ fn each_page_with_commands_runs_or_has_a_reason() {
         }
     }
     assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+/// Elements that libvirt's schema requires in each domain.
+const DOMAIN: &str = "<name>web</name>\n<memory unit='MiB'>64</memory>\n<os><type>hvm</type></os>\n";
+
+/// Start of an example that is a domain.
+const DOMAIN_TAG: &str = "<domain type='kvm'>\n";
+
+/// Schema of libvirt in which the delay of `<reconnect>` is defined, from libvirt 9.2 on.
+const SCHEMA: &str = "/usr/share/libvirt/schemas/storagecommon.rng";
+
+/// Returns the XML blocks of a page, each with the number of its first line.
+fn xml_blocks(page: &str) -> Vec<(usize, String)> {
+    let mut found: Vec<(usize, String)> = Vec::new();
+    let mut is_xml = false;
+    for (line, text) in (1..).zip(page.lines()) {
+        match text.strip_prefix("```") {
+            Some("xml") => {
+                is_xml = true;
+                found.push((line + 1, String::new()));
+            }
+            Some(_) => is_xml = false,
+            None if is_xml => {
+                let (_, block) = found.last_mut().expect("a block has begun");
+                block.push_str(text);
+                block.push('\n');
+            }
+            None => {}
+        }
+    }
+    found
+}
+
+/// Completes an example to a domain. An example without a domain has one or more elements, separated
+/// by lines with `…`. Disks belong to the devices.
+fn completed(example: &str) -> String {
+    if example.contains(DOMAIN_TAG) {
+        return example.replacen(DOMAIN_TAG, &format!("{DOMAIN_TAG}{DOMAIN}"), 1);
+    }
+    let parts = example.split("…\n");
+    let (disks, others): (Vec<&str>, Vec<&str>) = parts.partition(|part| part.contains("<disk "));
+    let (disks, others) = (disks.concat(), others.concat());
+    format!("{DOMAIN_TAG}{DOMAIN}{others}<devices>\n{disks}</devices>\n</domain>\n")
+}
+
+#[test]
+fn the_xml_of_pages_and_examples_is_valid_for_libvirt() {
+    // virt-xml-validate is a script that runs xmllint.
+    drop(Tool::new("xmllint"));
+    let schema = std::fs::read_to_string(SCHEMA).expect("libvirt's schemas are installed");
+    let has_delay = schema.contains("\"delay\"");
+    let scratch = Scratch::new();
+    let file = scratch.path("domain.xml");
+    let check = |example: &str| {
+        let mut xml = completed(example);
+        if !has_delay {
+            // Older versions of libvirt ignore the element.
+            let is_known = |line: &&str| !line.trim_start().starts_with("<reconnect delay=");
+            xml = xml.lines().filter(is_known).collect::<Vec<_>>().join("\n");
+        }
+        std::fs::write(&file, &xml).unwrap();
+        let output = Tool::new("virt-xml-validate").arg(&file).arg("domain").output();
+        if output.success() { Ok(()) } else { Err(format!("{}\n{xml}", output.all())) }
+    };
+    check("<disk type='file'><target dev='vda'/></disk>\n").unwrap();
+    check("<disk type='tape'><target dev='vda'/></disk>\n").unwrap_err();
+
+    let list = |dir: &str| {
+        let entries = std::fs::read_dir(root().join(dir)).expect("a directory");
+        let names = entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
+        names.map(|name| format!("{dir}/{name}")).collect::<Vec<_>>()
+    };
+    let mut examples: Vec<(String, String)> = Vec::new();
+    for path in [list("docs"), list("packaging/examples"), vec!["README.md".to_owned()]].concat() {
+        let read = || std::fs::read_to_string(root().join(&path)).expect("text");
+        if path.ends_with(".md") {
+            let blocks = xml_blocks(&read());
+            examples.extend(blocks.into_iter().map(|(line, text)| (format!("{path}:{line}"), text)));
+        } else if path.ends_with(".xml") {
+            examples.push((path.clone(), read()));
+        }
+    }
+    assert!(examples.len() >= 4, "only {} examples with XML", examples.len());
+    let failed: Vec<String> =
+        examples.iter().filter_map(|(name, text)| Some(format!("{name}: {}", check(text).err()?))).collect();
+    assert!(failed.is_empty(), "XML that libvirt's schema refuses:\n{}", failed.join("\n"));
 }
 
 #[test]

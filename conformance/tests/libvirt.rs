@@ -75,7 +75,8 @@ fn config(scratch: &Scratch) -> String {
 fn a_domain_is_attached_and_detached_and_its_definition_is_restored() {
     let _cores = cores();
     let scratch = Scratch::new();
-    scratch.write_config(config(&scratch));
+    // QEMU is not root in this test.
+    scratch.write_config(config(&scratch) + "socket_group = \"kvm\"\nsocket_mode = \"0660\"\n");
     let disk = format!(
         "<disk type='file' device='disk'>
       <driver name='qemu' type='qcow2' cache='none' discard='unmap'/>

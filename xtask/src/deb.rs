@@ -1,5 +1,5 @@
 //! Prepares the files of the Debian package, builds the package with cargo-deb, and checks the
-//! result.
+//! result, also with lintian.
 //!
 //! `[package.metadata.deb]` of hob's Cargo.toml lists the installed files.
 
@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::suite::FEATURES;
-use crate::{shell, third_party};
+use crate::{packages, shell, third_party};
 
 /// Options of the build.
 #[derive(Debug, clap::Args)]
@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
 }
 
 /// Files that the package must have.
-const CONTENTS: [&str; 20] = [
+const CONTENTS: [&str; 21] = [
     "./usr/bin/hob",
     "./etc/hob/hob.toml",
     "./usr/lib/systemd/system/hob.service",
@@ -37,6 +37,7 @@ const CONTENTS: [&str; 20] = [
     "./usr/share/doc/hob/hob.cdx.json",
     "./usr/share/doc/hob/docs/INSTALL.md",
     "./usr/share/doc/hob/examples/openstack/hob_os_brick/engine.py",
+    "./usr/share/doc/hob/examples/openstack/pyproject.toml",
     "./usr/share/doc/hob/examples/proxmox/HobPlugin.pm",
     "./usr/share/doc/hob/examples/proxmox/hob-hook.sh",
     "./usr/share/doc/hob/examples/libvirt/apparmor",
@@ -45,6 +46,8 @@ const CONTENTS: [&str; 20] = [
 ];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    // The build takes minutes, so a missing program is an error before it.
+    require("lintian")?;
     let profile = if arguments.debug { "dev" } else { "release" };
     let mut build = shell::cargo(&["build", "--locked", "--profile", profile, "--package", "hob"]);
     shell::run(build.args(["--features", FEATURES]))?;
@@ -63,6 +66,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let package = said.lines().last().context("cargo-deb says where the package is")?;
     check(Path::new(package))?;
     println!("{package}");
+    Ok(())
+}
+
+/// Returns an error if a program is not installed. The program's Debian package has the same name.
+fn require(program: &str) -> Result<()> {
+    if !packages::present(program) {
+        bail!(
+            "{program} is not installed, and cargo xtask deb checks the package with it; run 'apt-get install \
+             --no-install-recommends {program}'"
+        );
+    }
     Ok(())
 }
 
@@ -151,12 +165,8 @@ fn check_features(hob: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks the package against Debian's policy with lintian, if lintian is installed.
+/// Checks the package against Debian's policy.
 fn lint(package: &Path) -> Result<()> {
-    if !Command::new("lintian").arg("--version").output().is_ok_and(|output| output.status.success()) {
-        println!("lintian is absent: the package is not checked against Debian's policy");
-        return Ok(());
-    }
     // As root, lintian only warns about that.
     shell::run(Command::new("lintian").args(["--fail-on", "error", "--allow-root"]).arg(package))
 }
@@ -164,6 +174,13 @@ fn lint(package: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_program_is_an_error_that_says_how_to_install_it() {
+        require("sh").unwrap();
+        let error = require("no-such-linter").unwrap_err().to_string();
+        assert!(error.contains("--no-install-recommends no-such-linter"), "{error}");
+    }
 
     /// Checks that all files of the package exist or that [`prepare`] creates them.
     #[test]
@@ -193,16 +210,22 @@ mod tests {
         }
     }
 
-    /// Checks that files which pages copy from the package's examples are in the package.
+    /// Checks that files and directories which pages copy from the package's examples are in the package.
     #[test]
     fn pages_copy_only_files_that_the_package_has() {
+        let is_packed = |path: &str| {
+            CONTENTS
+                .iter()
+                .filter_map(|file| file.strip_prefix(&format!(".{path}")))
+                .any(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
         let mut missing = Vec::new();
         let mut count = 0;
         for page in crate::tidy::texts().iter().filter(|text| text.path.ends_with(".md")) {
             let words = page.text.split([' ', '\n', '`', ')']);
             for path in words.filter(|word| word.starts_with("/usr/share/doc/hob/examples/")) {
                 count += 1;
-                if !CONTENTS.contains(&format!(".{path}").as_str()) {
+                if !is_packed(path) {
                     missing.push(format!("{}: {path}", page.path));
                 }
             }

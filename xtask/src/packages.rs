@@ -65,7 +65,9 @@ const PACKAGES: &[Package] = &[
     Package { name: "rocksdb-tools", shown_by: &["db_bench"] },
     // A test starts a libvirt daemon in namespaces of its own. The package also has the user of QEMU.
     Package { name: "libvirt-daemon-system", shown_by: &["libvirtd", "/etc/libvirt/qemu.conf"] },
-    Package { name: "libvirt-clients", shown_by: &["virsh"] },
+    Package { name: "libvirt-clients", shown_by: &["virsh", "virt-xml-validate"] },
+    // virt-xml-validate runs this program.
+    Package { name: "libxml2-utils", shown_by: &["xmllint"] },
     Package { name: "git", shown_by: &["git"] },
     // The test of OpenStack's os-brick uses this package to install os-brick with pip.
     Package { name: "python3-pip", shown_by: &["python3", "pip3"] },

@@ -184,8 +184,10 @@ pub(crate) fn all() -> Result<()> {
     let short =
         files.iter().map(String::as_str).filter(|file| !WAITING.contains(file) && !LONG.contains(file));
     let usual: Vec<&str> = LONG.into_iter().chain(short).collect();
+    // The container image has all features.
+    let with_features = with_features()?;
     all_of([
-        against_plain(&usual, AT_ONCE, &[], &[]),
+        against_plain(&usual, AT_ONCE, &[], &[("HOB_FEATURES_BIN", with_features.as_path())]),
         against_plain(&WAITING, AT_ONCE, &[WAITING_THREADS], &[]),
     ])
 }

@@ -15,6 +15,9 @@ container=$(buildah from --pull=never hob)
 in_image() { buildah run "$container" "$@"; }
 in_image stat --format 'directory %n of %U:%G, mode %a' /var/lib/hob /run/hob
 in_image hob daemon --config /etc/hob/hob.toml --check
+# There is no such disk. A binary without the optional feature says so.
+in_image timeout 10 hob serve --disk 'nbds://user@127.0.0.1:1/x?tls-psk-file=/none' \
+    --listen unix:/run/hob/none.sock || true
 # The daemon ends with this container's process, and is stopped as an engine stops it.
 in_image sh -ec '
     hob daemon --config /etc/hob/hob.toml &

@@ -1,19 +1,37 @@
 #!/bin/sh
-# Attaches and detaches the disk of a domain, as root in mount and PID namespaces of its own. The first
-# argument is the directory of the test, with hob.toml and domain.xml. libvirt.rs runs this script.
+# Attaches and detaches the disk of a domain, as root in mount and PID namespaces of its own. QEMU runs as
+# the user and group that it has on Debian. The first argument is the directory of the test, with hob.toml
+# and domain.xml. libvirt.rs runs this script.
 set -eux
+qemu_user=libvirt-qemu qemu_group=kvm
 . "$(dirname "$0")/host.sh"
 
 device=/machine/peripheral/virtio-disk0/virtio-backend
 # Writes to the disk through the guest's device.
 guest_writes() { virsh -q qemu-monitor-command web --hmp "qemu-io -d $device \"write -P $1 $2 1M\""; }
 attach() { hob attach libvirt:web --records records --nbd "$PWD/nbd.sock" --size 64M --preset auto; }
+# libvirt gives the image of a running domain to QEMU's user.
+qemu_owns_the_image() { [ "$(stat --format %U:%G image.qcow2)" = "$qemu_user:$qemu_group" ]; }
 
+# QEMU must reach the image and hob's socket.
+chmod 711 .
 qemu-img create -q -f qcow2 image.qcow2 32M
 virsh -q define domain.xml
 definition >before.xml
 virsh -q start web
+uid=$(awk '$1 == "Uid:" { print $2 }' "/proc/$(cat /run/libvirt/qemu/web.pid)/status")
+[ "$uid" = "$(id -u "$qemu_user")" ]
+qemu_owns_the_image
 guest_writes 1 0
+
+# QEMU has no access to hob's socket. The domain keeps its image.
+chmod 600 nbd.sock
+if attach 2>refused.log; then exit 1; fi
+grep 'Permission denied' refused.log
+grep "set 'socket_group'" refused.log
+chmod 660 nbd.sock
+definition | cmp - before.xml
+if hob disk list | grep web-virtio-disk0; then exit 1; fi
 
 # The domain runs through hob, and again through its image.
 attach
@@ -22,6 +40,7 @@ await is_listed 'uses hob'
 guest_writes 2 1M
 hob detach libvirt:web --records records
 definition | cmp - before.xml
+qemu_owns_the_image
 guest_writes 3 2M
 
 # The next start uses hob's disk.

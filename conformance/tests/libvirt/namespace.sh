@@ -16,7 +16,8 @@ await() {
 }
 
 # Creates directories for libvirt and hob that exist only in this namespace, and configures QEMU's
-# driver.
+# driver. QEMU runs as the user $qemu_user with the group $qemu_group, or as root. libvirt cannot
+# remember the owners of files, because not every file system has the attributes for that.
 own_directories() {
     mount --make-rprivate /
     for path in /run/hob /run/libvirt /etc/libvirt /var/lib/libvirt /var/log/libvirt /var/cache/libvirt; do
@@ -24,8 +25,8 @@ own_directories() {
         mount -t tmpfs tmpfs "$path"
     done
     cat >/etc/libvirt/qemu.conf <<X
-user = "root"
-group = "root"
+user = "${qemu_user:-root}"
+group = "${qemu_group:-root}"
 security_driver = "none"
 cgroup_controllers = [ ]
 namespaces = [ ]

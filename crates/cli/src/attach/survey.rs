@@ -387,6 +387,7 @@ async fn measure(file: &Path, format: &str) -> anyhow::Result<u64> {
 mod tests {
     use hob_control::CacheSettings;
 
+    use super::super::fake_qemu::FakeQemu;
     use super::*;
 
     /// Returns a VM with a device `vda` above a raw node and a file node, and with one more node.
@@ -408,6 +409,50 @@ mod tests {
             command_line: command_line.iter().map(|word| (*word).to_owned()).collect(),
             directory: None,
             pid: None,
+        }
+    }
+
+    /// Returns the result of [`Vm::check`] for a VM with these replies to `query-status` and
+    /// `query-migrate`.
+    fn checked_vm(status: &str, migration: &Value) -> Result<(), String> {
+        let (status, migration) = (json!({ "status": status }), migration.clone());
+        let qemu = FakeQemu::start(move |command| match command {
+            "query-status" => status.clone(),
+            "query-migrate" => migration.clone(),
+            _ => json!({}),
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut monitor = Monitor::connect(&qemu.path()).await.unwrap();
+            Vm::check(&mut monitor).await.map_err(|error| error.to_string())
+        })
+    }
+
+    /// `virsh save` is a migration to a file.
+    #[test]
+    fn a_vm_that_is_migrating_or_being_saved_is_refused() {
+        for status in [
+            "setup",
+            "active",
+            "device",
+            "pre-switchover",
+            "wait-unplug",
+            "cancelling",
+            "postcopy-active",
+            "postcopy-paused",
+            "postcopy-recover",
+        ] {
+            let error = checked_vm("running", &json!({ "status": status })).unwrap_err();
+            assert!(error.contains("is migrating or being saved"), "{status}: {error}");
+        }
+        // QEMU reports no state before the first migration, and the last one's result afterwards.
+        for migration in [json!({}), json!({ "status": "completed" }), json!({ "status": "failed" })] {
+            assert_eq!(checked_vm("running", &migration), Ok(()), "{migration}");
+            assert_eq!(checked_vm("paused", &migration), Ok(()), "{migration}");
+        }
+        for status in ["inmigrate", "postmigrate", "finish-migrate", "save-vm", "shutdown"] {
+            let error = checked_vm(status, &json!({})).unwrap_err();
+            assert!(error.contains(&format!("in the state '{status}'")), "{error}");
         }
     }
 
