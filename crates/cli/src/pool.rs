@@ -20,7 +20,7 @@ pub(crate) enum Pool {
     Create {
         /// Name of the pool
         name: String,
-        /// Block devices, or files, which are created
+        /// Block devices or files; hob creates files that do not exist
         #[arg(required = true, value_name = "DEVICE")]
         devices: Vec<String>,
         /// Size of each file; block devices are used completely
