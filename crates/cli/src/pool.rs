@@ -51,7 +51,7 @@ pub(crate) enum Pool {
     AddDevice {
         /// The pool
         pool: String,
-        /// A block device, or a file, which is created
+        /// A block device or a file; hob creates a file that does not exist
         #[arg(required_unless_present = "peer")]
         device: Option<String>,
         /// Instead of a device: flash of another host for replicas (`--copies peer`), by the address of its control API
