@@ -133,7 +133,8 @@ pub struct Model {
     origin: Origin,
     first: u64,
     units: Vec<Unit>,
-    /// Acknowledged writes that no flush has made durable, in the order of acknowledgement.
+    /// Acknowledged writes, and versions that a read made certain, that no flush has made durable,
+    /// in order.
     unflushed: VecDeque<(u64, u64, Vec<u32>)>,
     acknowledged: u64,
     /// Number of faults so far: losses of data by the backing, kills of the daemon, and

@@ -20,7 +20,7 @@ pub(crate) enum Pool {
     Create {
         /// Name of the pool
         name: String,
-        /// Block devices, or files, which are created
+        /// Block devices or files; hob creates files that do not exist
         #[arg(required = true, value_name = "DEVICE")]
         devices: Vec<String>,
         /// Size of each file; block devices are used completely
@@ -51,7 +51,7 @@ pub(crate) enum Pool {
     AddDevice {
         /// The pool
         pool: String,
-        /// A block device, or a file, which is created
+        /// A block device or a file; hob creates a file that does not exist
         #[arg(required_unless_present = "peer")]
         device: Option<String>,
         /// Instead of a device: flash of another host for replicas (`--copies peer`), by the address of its control API

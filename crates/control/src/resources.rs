@@ -350,7 +350,7 @@ pub struct Cache {
     /// When dirty data takes up at most this percentage of the cache, destaging stops.
     pub dirty_stop: u8,
     /// When dirty data takes up at least this percentage of the cache, writes to uncached blocks
-    /// bypass the cache.
+    /// bypass the cache. In a split cache, the size of the write buffer has this effect.
     pub dirty_full: u8,
     /// Maximum age of dirty data, seconds. With 0, only `dirty_start` starts destaging.
     pub dirty_age_max: u32,

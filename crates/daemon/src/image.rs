@@ -87,7 +87,8 @@ pub(crate) fn unknown_scheme(backing: &str) -> Option<String> {
 /// any.
 ///
 /// # Errors
-/// Returns a text that names the file that cannot be examined or differs from the record.
+/// Returns a text if a file cannot be examined or differs from the record, the files form a loop,
+/// or there are too many.
 pub(crate) fn files_of(
     image: &Path,
     format: Format,

@@ -62,7 +62,8 @@ pub(crate) enum Latencies {
 }
 
 impl Latencies {
-    /// Returns the granularity for this number of disks.
+    /// Returns one histogram per outcome for up to [`DISKS_FINE_MAX`] disks, and one per disk for
+    /// more disks.
     pub(crate) fn for_disks(disks: usize) -> Latencies {
         if disks <= DISKS_FINE_MAX { Latencies::PerOutcome } else { Latencies::PerDisk }
     }

@@ -71,8 +71,8 @@ pub struct Destage {
     pub start_permille: u16,
     /// Destaging stops when at most this share of the cache is dirty.
     pub stop_permille: u16,
-    /// When at least this share of the cache is dirty, writes to blocks that are not in the cache
-    /// are written through to the backing.
+    /// When at least this share of a cache with the layout unified is dirty, writes to uncached
+    /// blocks go to the backing. In a split cache, the size of the write buffer has this effect.
     pub full_permille: u16,
     /// Maximum age of dirty data, milliseconds. With 0, only the shares above apply.
     pub dirty_age_ms_max: u64,

@@ -2,8 +2,7 @@
 //!
 //! A separate thread asks, and stays until it has an answer. Each path has at most one such thread.
 //! Once a caller has stopped waiting for a path, later callers are refused without a wait until
-//! that thread ends. So one limit covers an operation that asks several times, such as the opening
-//! of a disk.
+//! that thread ends. So one limit covers all questions of an operation about the same path.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

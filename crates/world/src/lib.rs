@@ -4,8 +4,8 @@
 //!
 //! [`sim::run`] simulates one history. Guests send requests, and at the same time commands change
 //! the caches. Devices answer late, out of order, wrongly or not at all. Every reply to a guest is
-//! compared with a simple model of a disk. A seed gives the same history on every host. A violation
-//! names its seed.
+//! compared with a reference model of a disk's content. A seed gives the same history on every
+//! host. A violation names its seed.
 //!
 //! [`replay`] simulates a recorded trace on modelled devices ([`disk_model`], [`flash_model`],
 //! [`service`]). [`replay`] reports the latency of every request. The modelled devices store no

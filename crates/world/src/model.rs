@@ -1,5 +1,5 @@
-//! A simple model of a disk. The model determines which data a read may return, and which data must
-//! survive a power cut.
+//! A reference model of a disk's content, with which the checker compares reads. The model
+//! determines which data a read may return, and which data must survive a power cut.
 //!
 //! Changes are numbered in the order in which they began and are kept for the whole history. For
 //! each unit the model keeps a `floor`: a value is stale if its change ended before the floor.

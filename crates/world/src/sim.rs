@@ -374,7 +374,7 @@ struct Simulation<'a> {
     /// True if backings keep unflushed data in the daemon's memory, so that a kill of the daemon
     /// loses this data.
     backings_in_memory: bool,
-    /// True if all flash was flushed when this life began.
+    /// True if all flash was flushed when the present run of the engine (its *life*) began.
     is_flash_flushed: bool,
     /// Session to which the next guest requests belong.
     session: u32,

@@ -20,7 +20,8 @@ const LOCK_MAX: Duration = Duration::from_secs(5);
 /// End of the daemon's error about a disk that it is opening after its start.
 const OPENING: &str = " is being opened";
 
-/// Restarts of the daemon during the work.
+/// Counts the daemon's restarts during one operation of the command, and decides whether a failed
+/// step may be tried again.
 #[derive(Default)]
 pub(super) struct Restarts {
     count: u32,

@@ -97,7 +97,10 @@ pub(super) fn run(args: &Generate, global: &Global) -> anyhow::Result<()> {
         ));
     }
     if is_closed {
-        tell("the order of the requests is that of the workload, but their times are placeholders");
+        tell(
+            "the order of the requests assumes that clients take turns; the times are placeholders \
+            in steps of one millisecond",
+        );
     }
     Ok(())
 }

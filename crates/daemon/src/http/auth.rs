@@ -158,9 +158,9 @@ fn establish(request: &Request) {
     }
 }
 
-/// Refuses requests that their client's role does not permit, and logs the client. A header of each
-/// response names the client's role, so that the dashboard can hide forbidden actions. The files of
-/// the dashboard are public.
+/// Refuses requests of unknown clients, and requests that their client's role does not permit. Log
+/// lines of the request name the client. A header of each response names the client's role, so that
+/// the dashboard can hide forbidden actions. The files of the dashboard are public.
 pub(super) async fn check(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
     if page::is_public(request.method(), request.uri().path()) {
         return next.run(request).await;

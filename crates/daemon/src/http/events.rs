@@ -1,9 +1,10 @@
 //! `GET /v1/events`: a snapshot of the whole daemon each second, as server-sent events (WHATWG
 //! HTML, section 9.2).
 //!
-//! Counters are collected once for all listeners, and only while there are listeners. A slow
-//! listener skips snapshots and costs no memory: it has at most one event in flight, and gets the
-//! latest snapshot next. A listener that takes no event for [`SLOW_MAX`] is disconnected.
+//! Counters are collected once for all clients that receive events, and only while there are such
+//! clients. A slow client skips snapshots and costs no memory: it has at most one event in flight,
+//! and gets the latest snapshot next. A client is disconnected if it takes no event for
+//! [`SLOW_MAX`].
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -29,34 +30,35 @@ use crate::services::Services;
 /// Interval between two events.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Maximum number of listeners per socket: far below the maximum number of connections.
-const LISTENERS_MAX: usize = 16;
+/// Maximum number of clients that receive events on one socket: far below its maximum number of
+/// connections, so that other clients can still connect.
+const CLIENTS_MAX: usize = 16;
 
-/// Maximum time that a listener may take no event.
+/// Maximum time that a client may take no event.
 const SLOW_MAX: Duration = Duration::from_secs(15);
 
-/// Sends events to all listeners.
+/// Sends events to all clients that receive events.
 #[derive(Debug)]
 pub(super) struct EventBroadcaster {
     services: Arc<Services>,
     places: Arc<Semaphore>,
-    /// The latest event; `None` without listeners.
+    /// The latest event; `None` while no client receives events.
     news: watch::Sender<Option<Bytes>>,
     is_gathering: Mutex<bool>,
 }
 
 impl EventBroadcaster {
-    /// Creates a broadcaster without listeners.
+    /// Creates a broadcaster without clients.
     pub(super) fn new(services: Arc<Services>) -> Arc<EventBroadcaster> {
         Arc::new(EventBroadcaster {
             services,
-            places: Arc::new(Semaphore::new(LISTENERS_MAX)),
+            places: Arc::new(Semaphore::new(CLIENTS_MAX)),
             news: watch::Sender::new(None),
             is_gathering: Mutex::new(false),
         })
     }
 
-    /// Subscribes to later events. Collection begins with the first listener.
+    /// Subscribes to later events. Collection begins with the first client.
     fn listen(self: &Arc<Self>) -> watch::Receiver<Option<Bytes>> {
         let mut is_gathering = self.is_gathering.lock().unwrap_or_else(PoisonError::into_inner);
         let news = self.news.subscribe();
@@ -101,8 +103,8 @@ fn event(number: u64, snapshot: &Snapshot) -> Bytes {
 }
 
 /// Sends the state of the daemon once a second: server-sent events called `snapshot`, each with a
-/// number as its id and a `Snapshot` as its data. A slow reader gets fewer events. The number of
-/// listeners is limited; above the limit the response is 503.
+/// number as its id and a `Snapshot` as its data. A slow client gets fewer events. The number of
+/// clients that receive events is limited; above the limit the response is 503.
 #[utoipa::path(
     get,
     path = "/v1/events",
@@ -117,7 +119,7 @@ pub(super) async fn events(
 ) -> Response {
     let Ok(place) = Arc::clone(&broadcaster.places).try_acquire_owned() else {
         let problem = Problem::new(format!(
-            "{LISTENERS_MAX} clients receive events on this socket already, which is the maximum"
+            "{CLIENTS_MAX} clients receive events on this socket already, which is the maximum"
         ))
         .with_hint("close a dashboard, or try again later");
         return Answer::<()>::No(StatusCode::SERVICE_UNAVAILABLE, problem).into_response();
@@ -128,14 +130,14 @@ pub(super) async fn events(
     (headers, HttpBody::new(Events(events))).into_response()
 }
 
-/// Sends the latest event to a listener whenever it has taken the previous one.
+/// Sends the latest event to a client whenever the client has taken the previous one.
 async fn pass_on(
     mut news: watch::Receiver<Option<Bytes>>,
     sender: mpsc::Sender<Bytes>,
     hang_up: Option<HangUp>,
     _place: OwnedSemaphorePermit,
 ) {
-    // The listener has not received the latest event yet, so this event is sent first.
+    // The client has not received the latest event yet, so this event is sent first.
     news.mark_changed();
     loop {
         tokio::select! {

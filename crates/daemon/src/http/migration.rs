@@ -178,7 +178,8 @@ pub(super) struct DataOf {
     former: bool,
 }
 
-/// For other hosts: opens a connection on which the caller is the read-only NBD server of the disk.
+/// For other hosts: opens a connection through which this host reads the disk from the caller, by
+/// NBD.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/arrival/data",

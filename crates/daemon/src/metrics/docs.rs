@@ -1,4 +1,4 @@
-//! The documentation of all metrics, as in docs/metrics.md.
+//! Builds the page docs/metrics.md, which documents all metrics.
 
 use std::fmt::Write as _;
 

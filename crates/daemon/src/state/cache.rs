@@ -130,7 +130,7 @@ pub(crate) struct DestageSpec {
     /// Destaging stops when at most this percentage of the cache's capacity is dirty.
     pub(crate) dirty_stop: u8,
     /// When at least this percentage of the cache's capacity is dirty, writes to uncached blocks
-    /// bypass the cache.
+    /// bypass the cache. In a split cache, the size of the write buffer has this effect.
     pub(crate) dirty_full: u8,
     /// Maximum age of dirty data in seconds; 0 for no limit.
     pub(crate) dirty_age_max: u32,

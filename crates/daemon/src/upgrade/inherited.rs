@@ -48,7 +48,8 @@ struct InheritedClient {
 
 impl InheritedState {
     /// Reads the inherited state. Later calls return an empty state. If the state is unreadable,
-    /// its descriptors are closed, and the daemon starts as without an upgrade.
+    /// its descriptors are closed, clients must reconnect, and only `goes_on` still records the
+    /// upgrade.
     pub(crate) fn take() -> InheritedState {
         let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
         match message::take() {

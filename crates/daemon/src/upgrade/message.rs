@@ -34,7 +34,7 @@ const RECORD_BYTES_MAX: u64 = 1 << 30;
 /// Maximum number of messages.
 const MESSAGES_MAX: usize = 4096;
 
-/// Why a message cannot be read.
+/// Why a message cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MessageError {
     /// A system call failed.

@@ -60,7 +60,8 @@ impl Cache {
     }
 
     /// Returns the share of the cache's capacity, in per mille, that may be dirty. When this share
-    /// is reached, no more data may become dirty.
+    /// is reached, writes to uncached blocks go to the backing; in a split cache, also writes to
+    /// data that is not dirty.
     pub(super) fn full_permille(&self) -> u64 {
         match self.config.layout {
             Layout::Unified => self.config.destage.full_permille.into(),

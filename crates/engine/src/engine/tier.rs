@@ -13,7 +13,8 @@ use crate::memory::{Memory, PageRange};
 use crate::outcome::Outcome;
 use crate::units::{BufferId, DiskId, Instant, SECTOR_BYTES};
 
-/// Uses of the memory tier for data of requests.
+/// What the memory tier may do in the cache's present mode: serve reads, keep data of reads, keep
+/// written data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Uses {
     /// The memory tier serves reads.

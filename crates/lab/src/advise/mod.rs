@@ -14,8 +14,8 @@
 //! 5. simulations of alternatives to the chosen cache, for comparison.
 //!
 //! If a cache does not help, the advice says so. The same trace and options give the same advice.
-//! Sizes are in bytes, times in nanoseconds, and ratios from 0 to 1. Discards and flushes are
-//! simulated, but they do not affect the advice.
+//! Sizes are in bytes, times in nanoseconds, and ratios from 0 to 1. Discards remove cached data,
+//! and flushes take time in the replays. Their own latencies do not count.
 
 mod candidates;
 mod curves;
@@ -401,7 +401,7 @@ fn finalists(
 }
 
 /// Among the finalists that differ from the chosen cache in more than their size, returns the one
-/// that takes the least flash.
+/// that needs the least flash in five years, wear included.
 fn second_choice(finalists: &[(Trial, u64)], chosen: &Setting, costs: &Costs) -> Option<RunnerUp> {
     let others =
         finalists.iter().filter(|(trial, _)| !joint_choice::is_same_combination(&trial.setting, chosen));

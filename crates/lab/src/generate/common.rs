@@ -10,23 +10,24 @@ use hob_trace::Op;
 
 pub(super) const SECTOR: u64 = 4096;
 
-/// Range of shares in per cent.
+/// Permitted range of shares, per cent.
 pub(super) const PERCENT: RangeInclusive<f64> = 0.0..=100.0;
-/// Range of rates per second.
+/// Permitted range of the number of requests per second.
 pub(super) const RATE: RangeInclusive<f64> = 0.001..=1e9;
-/// Range of the exponents of Zipf's law.
+/// Permitted range of the exponent of Zipf's law.
 pub(super) const THETA: RangeInclusive<f64> = 0.0..=5.0;
-/// Range of the number of warm-up requests per hot spot or block.
+/// Permitted range of the number of warm-up requests per hot spot or block.
 pub(super) const WARMUP: RangeInclusive<f64> = 0.0..=1000.0;
-/// Range of lengths of time, seconds.
+/// Permitted range of lengths of time, seconds.
 pub(super) const SECONDS: RangeInclusive<f64> = 0.0..=1e7;
-/// Range of pauses of a client, microseconds.
+/// Permitted range of the pauses of a client, microseconds.
 pub(super) const THINK_US: RangeInclusive<u64> = 0..=1_000_000_000;
-/// Range of numbers of clients.
+/// Permitted range of the number of clients.
 pub(super) const CLIENTS: RangeInclusive<u64> = 1..=1 << 16;
-/// Range of request sizes, up to the engine's maximum. Request sizes are whole sectors.
+/// Permitted range of request sizes, up to the engine's maximum. Request sizes are whole sectors.
 pub(super) const REQUEST: RangeInclusive<Bytes> = Bytes(SECTOR)..=Bytes(16 << 20);
-/// Range of footprints: at most 2⁵⁰ bytes, so that arithmetic on offsets cannot overflow.
+/// Permitted range of footprints: at most 2⁵⁰ bytes, so that arithmetic on offsets cannot
+/// overflow.
 pub(super) const FOOTPRINT: RangeInclusive<Bytes> = Bytes(1 << 20)..=Bytes(1 << 50);
 
 /// Times of independent arrivals, with exponentially distributed gaps of variable mean.

@@ -48,8 +48,10 @@ pub enum Refusal {
 /// Checks a request against the export and the negotiation. [`Command::Disconnect`] always passes.
 ///
 /// The range of a valid request is inside the export, aligned and not empty; FLUSH and DISC have no
-/// range. The request has only flags that apply to its command. If it moves data, it moves at most
-/// `block_size_max` bytes. TRIM, WRITE_ZEROES, CACHE and BLOCK_STATUS may be as long as the export.
+/// range. The request has only flags that the server announced for its command; FUA, once
+/// announced, is allowed on every command, and flags of DISC are not checked. If the request moves
+/// data, it moves at most `block_size_max` bytes. TRIM, WRITE_ZEROES, CACHE and BLOCK_STATUS may be
+/// as long as the export.
 ///
 /// # Errors
 /// Returns the error code with which the server refuses the request. The error codes follow the
@@ -81,7 +83,8 @@ pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), Refusa
     }
 }
 
-/// Returns true if the command and each of its flags were announced to this client. Equivalent to
+/// Returns true if the server announced the command and each of its flags to this client. FUA, once
+/// announced, is allowed on every command, and flags of DISC are not checked. Equivalent to
 /// [`ExportInfo::transmission_flags`](crate::ExportInfo::transmission_flags), without building the
 /// flags per request. A test compares the two. Write commands on read-only exports were refused
 /// before.

@@ -6,7 +6,8 @@ use hob_engine::units::IoId;
 /// The flushes of one backing.
 #[derive(Debug)]
 pub(super) struct FlushState {
-    /// False if a flush that began after the end of the last change has succeeded.
+    /// False if, of the flushes that began after the last change ended, the one that ended most
+    /// recently succeeded.
     is_unflushed: bool,
     /// Changes in flight. A flush that begins while they are in flight does not cover them.
     changes: Vec<IoId>,

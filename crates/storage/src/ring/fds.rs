@@ -44,7 +44,7 @@ pub struct Fd {
 pub(super) struct FdEntry {
     pub(super) file: Option<Arc<OwnedFd>>,
     pub(super) class: FdClass,
-    /// Cache of a file with class [`FdClass::Volatile`].
+    /// The file's write cache in the power-cut layer, for class [`FdClass::Volatile`].
     pub(super) volatile: Option<Arc<VolatileFile>>,
     /// Gate that must be open when a change of the file's content starts. Changes fail while the
     /// gate is closed.

@@ -64,7 +64,8 @@ pub(super) struct Plan {
     /// True if a rogue client sends requests to a host on which the guest does not run.
     pub(super) rogue: bool,
     /// True if a read in standby fails after the owner has not answered four attempts. If false,
-    /// the host retries such a read without limit.
+    /// the host retries such a read without limit, unless the read is a pull or the host has hung
+    /// up.
     pub(super) gives_up: bool,
     /// True if a destination that already has the disk removes the disk and adds it again. If
     /// false, the destination empties the disk's cache instead.

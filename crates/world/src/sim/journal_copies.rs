@@ -136,7 +136,7 @@ impl Simulation<'_> {
     }
 
     /// Replaces a cache's journal that lost a copy by a new journal. Tries again until a
-    /// replacement succeeds, or until the guests of this life have made their last request.
+    /// replacement succeeds, or until the guests have made their last request of the present life.
     pub(super) fn replace_journal_copy(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         let lacks_copy = state.owner.as_ref().is_some_and(|owner| owner.lacks_copy());

@@ -293,8 +293,8 @@ impl Inner {
             (None, Some(only), None) => only.clone(),
             (None, ..) => {
                 return Err(ApiError::invalid("cannot choose a pool for the cache of the parent").hint(
-                    "pass no cache size for the parent and enable the cache of the parent's disk \
-                    later, or configure the cache of this disk in hob.toml",
+                    "omit the size of the parent's cache and enable that cache later, or configure \
+                    the clone's own cache in hob.toml; the parent's cache then uses the same pool",
                 ));
             }
         };

@@ -49,12 +49,13 @@ struct OpenFile {
 /// Distinguishes one opening of a path from a later opening of the same path.
 #[derive(Debug)]
 enum Opening {
-    /// A device of a pool, by its id on the shards. hob does not reuse these ids.
+    /// The opening of a pool's device, by the device's id on the shards. Each opening gets a new
+    /// id.
     Device(DeviceId),
-    /// A backing, by its monitor. Each opening of a backing has its own monitor.
+    /// The opening of a backing, by its monitor. Each opening has its own monitor.
     Backing(Weak<Monitor>),
-    /// A file below an image, by the monitor of the image. hob opens the file together with the
-    /// image.
+    /// The opening of a file below an image, by the monitor of the image. hob opens the file
+    /// together with the image.
     LowerFile(Weak<Monitor>),
 }
 

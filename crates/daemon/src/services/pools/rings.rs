@@ -60,7 +60,7 @@ impl Pools {
             }
             let what = format!("there is no space for the journal of {name}: {}", error.problem.error);
             ApiError { kind: error.kind, problem: hob_control::Problem::new(what) }
-                .hint("make the cache smaller by this amount, or add a device")
+                .hint("make the cache smaller, or add a device")
         })?;
         if number > journal.ring {
             // Flash had rings with higher numbers than the saved state.

@@ -259,8 +259,8 @@ impl RemoteFlash {
     }
 
     /// Ends a flash lease by command of the operator or of the borrower. The leased file is removed
-    /// when its data is no longer needed. After the operator's command, the borrower gets a new
-    /// flash lease only after `--forget`.
+    /// when no disk of the cluster needs its data. After the operator's command, the borrower gets
+    /// a new flash lease only after `--forget`.
     pub(crate) async fn end(
         &self,
         borrower: String,
@@ -341,7 +341,7 @@ impl RemoteFlash {
         cluster.may_have_dirty_data(&Member { name: kept.name.clone(), id: borrower.to_owned() }).await
     }
 
-    /// Frees the space of ended flash leases whose data is no longer needed.
+    /// Frees the space of ended flash leases whose data no disk of the cluster needs.
     pub(in crate::services) async fn free_ended(&self) {
         let Some(lending) = self.exports.get() else { return };
         let now = Instant::now();

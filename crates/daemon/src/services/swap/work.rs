@@ -21,10 +21,11 @@ use crate::background::spawn;
 use crate::hardware::LocalFlash;
 use crate::swap::{Active, Area, Memory, Spot, SwapError};
 
-/// Maximum time that the caller of an operation waits for its end.
+/// Maximum time that a caller waits for the end of an operation.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Maximum time from the order to stop an operation on a swap area to the end of the operation.
+/// Maximum time that a caller waits for an operation to end after the caller has told the operation
+/// to stop.
 const STOP_MAX: Duration = Duration::from_secs(8);
 
 /// 1/`MEMORY_KEPT` of all memory stays free when swap is turned off: about as much as the kernel

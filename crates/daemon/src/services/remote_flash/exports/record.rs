@@ -30,10 +30,10 @@ pub(super) enum EndedBy {
     /// BORROWER --forget`.
     Operator,
     /// This host, to fail over a disk of the borrower. The borrower may get a new flash lease when
-    /// the data is no longer needed and the borrower has no dirty data.
+    /// no disk of the cluster needs the data on the flash, and the borrower has no dirty data.
     Adoption,
     /// The borrower, which returned the flash lease, or an operator with `--forget`. The borrower
-    /// may get a new flash lease when the data is no longer needed.
+    /// may get a new flash lease when no disk of the cluster needs the data on the returned flash.
     Return,
 }
 
