@@ -151,7 +151,7 @@ fn a_check_compares_the_file_with_the_host() {
         (disk(&link, ""), "a directory"),
         (disk(&more, "format = \"qcow2\"\n"), "not a qcow2 image"),
         (pool(""), "set 'size'"),
-        (pool("size = \"1K\"\n"), "is too small: at least 18 MiB"),
+        (pool("size = \"1K\"\n"), "is too small: at least 3 MiB"),
         (pool("size = \"1G\"\n") + &disk(&more, cache), "size = 2G is too large"),
     ] {
         stage.configure(&mistake);

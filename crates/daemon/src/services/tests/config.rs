@@ -522,7 +522,7 @@ fn a_file_of_the_previous_daemon_stays_while_its_disk_is_offline() {
         let set = async |patch: DiskPatch| bench.services.disks.disk_patch("vm".into(), patch).await;
         for patch in [&removed, &read_only] {
             let error = set(patch.clone()).await.unwrap_err();
-            assert!(error.to_string().contains("programs may have its file"), "{error}");
+            assert!(error.to_string().contains("programs that have its file"), "{error}");
         }
         assert_eq!(bench.services.observe.disk("vm").unwrap().fuse, Some(file));
         drop(bench.services.exports.leave_left_files());

@@ -156,9 +156,9 @@ fn a_new_pool_that_cannot_be_created_is_a_failed_change() {
         filed.write(&with("1K"));
         let applied = filed.apply(false).await;
         assert_eq!((applied.done.len(), applied.failed.len()), (0, 1), "{applied:?}");
-        assert!(applied.failed[0].contains("at least 18 MiB are needed"), "{applied:?}");
+        assert!(applied.failed[0].contains("at least 3 MiB are needed"), "{applied:?}");
         let pending = filed.pending().await;
-        assert!(pending.len() == 1 && pending[0].contains("at least 18 MiB are needed"), "{pending:?}");
+        assert!(pending.len() == 1 && pending[0].contains("at least 3 MiB are needed"), "{pending:?}");
         assert!(!filed.bench.services.registry.inner().pools.contains_key("q"));
         filed.write(&with("64M"));
         let applied = filed.apply(false).await;

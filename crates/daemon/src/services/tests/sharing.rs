@@ -133,7 +133,7 @@ fn limits_hold() {
         assert!(bench.room("small") >= 20, "{:?}", rooms());
         // A fixed size ends the sharing of the pool, and `shared` begins it again.
         let changed = bench.resize("small", 5).await.unwrap();
-        assert!(changed.notes[0].contains("of its own"), "{:?}", changed.notes);
+        assert!(changed.notes[0].contains("a fixed size of 5M"), "{:?}", changed.notes);
         bench.rounds(10, &[("small", 20)]).await;
         assert_eq!(bench.room("small"), 5);
         bench.services.pools.cache_patch("small".into(), patch(r#"{"shared": true}"#)).await.unwrap();

@@ -68,8 +68,9 @@ fn the_size_for_the_target_and_the_largest_block_as_good() {
     let wear = advice.wear.as_ref().unwrap();
     assert!((wear.flash_write_bytes_per_day / per_day - 1.0).abs() < 0.01, "{wear:?}");
     let text = live_text(&advice);
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in ["now: none", "knee is at 64 MiB", "> 244 MiB", "hob record", "10 % of the blocks"] {
-        assert!(text.contains(part), "{part}: {text}");
+        assert!(words.contains(part), "{part}: {text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
 }
@@ -241,7 +242,7 @@ fn hits_are_lost_only_with_a_target() {
         Some(LiveCache { cache_bytes: 512 * MIB, block_bytes: 4096, policy: "lru".into(), is_shared: false });
     let warm = disk(own);
     let kept = advice(&warm, None);
-    assert!(kept.command.is_empty() && kept.summary.contains("would lose"), "{}", kept.summary);
+    assert!(kept.command.is_empty() && kept.summary.contains("would go to the backing"), "{}", kept.summary);
     assert_eq!(advice(&warm, Some(0.7)).command, "hob cache resize vm 64M");
     // Above 64 MiB the curve is flat: more cache adds nothing.
     let flat = Some(LiveCache {
