@@ -162,8 +162,8 @@ fn recovery_names_the_devices_that_failed_a_flush() {
     assert_eq!(after(&[1, 0, 1], same, [11, 11]), (vec![1, 0], [Some(11); 2]));
     assert_eq!(after(&[7], same, [11, 11]), (vec![], [Some(11); 2]), "the segment is missing");
     let unproven = [Unproven(5), Unproven(5)];
-    assert_eq!(after(&[0], unproven, [21, 22]), (vec![0], [Some(22); 2]));
-    assert_eq!(after(&[1], unproven, [21, 22]), (vec![1], [Some(21); 2]));
+    assert_eq!(after(&[0], unproven, [21, 22]), (vec![0], [None, Some(22)]));
+    assert_eq!(after(&[1], unproven, [21, 22]), (vec![1], [Some(21), None]));
     assert_eq!(after(&[1], unproven, [21, 5]), (vec![1], [Some(5); 2]), "the data of the last commit");
 }
 
