@@ -339,11 +339,6 @@ fn a_lost_journal_that_is_not_recorded_as_lost_is_noticed() {
     expect_flaky(Sabotage::UnrecordedLoss, 400);
 }
 
-#[test]
-fn a_discard_without_a_journal_that_is_not_recorded_is_noticed() {
-    expect_flaky(Sabotage::UnrecordedDiscard, 1000);
-}
-
 /// Options in which journals lose one of two copies, and another device fails later.
 fn losing_copies() -> Options {
     Options { copy_loss_permille: 1000, faults: false, ..Options::lives() }

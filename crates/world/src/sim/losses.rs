@@ -165,9 +165,7 @@ impl Simulation<'_> {
         let state = &mut self.disks[disk];
         let has_disk = state.present || state.leaving;
         let Some(owner) = state.owner.as_mut().filter(|_| has_disk) else { return };
-        if self.options.sabotage != Some(Sabotage::UnrecordedDiscard) {
-            owner.record_discard(ring);
-        }
+        owner.record_discard(ring);
         self.command(disk, Command::Cache(CacheChange::DiscardRecorded(ring)));
     }
 

@@ -80,9 +80,6 @@ pub enum Sabotage {
     TrustedFlashFlush,
     /// The daemon tells the engine that the loss of a journal is recorded, but does not record it.
     UnrecordedLoss,
-    /// The daemon tells the engine that the discard of a lost journal's dirty data is recorded, but
-    /// does not record it.
-    UnrecordedDiscard,
     /// The daemon keeps a journal that lost one of its two copies. It should give the cache a new
     /// journal.
     IgnoredCopyLoss,
