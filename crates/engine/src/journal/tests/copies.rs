@@ -164,7 +164,7 @@ fn recovery_names_the_devices_that_failed_a_flush() {
     let unproven = [Unproven(5), Unproven(5)];
     assert_eq!(after(&[0], unproven, [21, 22]), (vec![0], [None, Some(22)]));
     assert_eq!(after(&[1], unproven, [21, 22]), (vec![1], [Some(21), None]));
-    assert_eq!(after(&[1], unproven, [21, 5]), (vec![1], [Some(5); 2]), "the data of the last commit");
+    assert_eq!(after(&[1], unproven, [21, 5]), (vec![1], [None, Some(5)]), "the data of the last commit");
 }
 
 #[test]
