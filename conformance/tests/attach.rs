@@ -45,7 +45,7 @@ const PROXMOX_VM: &str = "name: web\nvirtio0: local:vm-100-disk-0,iothread=1,siz
 const PROXMOX_STORAGES: &str =
     "lvmthin: local\n\tvgname pve\n\nhob: cached\n\thob-base local\n\thob-pool fast\n";
 
-/// What continues first after the daemon was killed during a command.
+/// The program that continues first after the daemon was killed during a command.
 #[derive(Clone, Copy)]
 enum First {
     /// The command, which calls the daemon while the daemon does not run.
