@@ -10,6 +10,7 @@
 use super::awaiting_journal::WAIT_NS_MAX;
 use super::disk::Disk;
 use super::records::{Commit, Journal};
+use super::structure::Opening;
 use super::{Engine, Owner, Phase};
 use crate::command::{Copies, Event};
 use crate::io::{IoError, IoOp, Target};
@@ -39,17 +40,6 @@ impl Disk {
         }
     }
 
-    /// Excludes a device that failed a flush, in the previous cache too if a change is in progress:
-    /// the change may fail.
-    fn spare(&mut self, device: DeviceId) {
-        let old = self.opening.as_mut().and_then(|opening| opening.old.as_mut());
-        let old = old.and_then(|(cache, journal)| Some((&*cache, journal.as_mut()?)));
-        let new = self.cache.as_ref().zip(self.journal.as_mut());
-        for (cache, journal) in new.into_iter().chain(old) {
-            journal.spare(device, cache);
-        }
-    }
-
     /// Copies the journal records that are not yet in a written page to the memory that outlives
     /// the process. Returns false if this memory lacks room for some of them, so that recovery
     /// might miss a record after the process is killed. Without such memory, returns true.
@@ -61,6 +51,20 @@ impl Disk {
                 journal.writer.forget_log();
                 true
             }
+        }
+    }
+}
+
+impl Opening {
+    /// Handles a failed flush of a device for the old cache: if the change fails, the old cache must
+    /// know it. The old cache has no I/O in flight. `depends` is true if the new cache depends on the
+    /// flush, whose segments are mostly the same.
+    fn distrust_old(&mut self, device: DeviceId, depends: bool) {
+        let Some((cache, Some(journal))) = &mut self.old else { return };
+        if depends || journal.written.contains(&device) {
+            let lost_before = journal.lost.clone();
+            self.distrusted |= journal.dead || !journal.exclude(device, cache, false);
+            self.has_lost_copy |= journal.lost != lost_before;
         }
     }
 }
@@ -288,26 +292,38 @@ impl Engine {
 
     /// Handles a failed flush of a device. `asked` is the disk whose commit requested the flush.
     /// Any write of any disk to that device since its last successful flush may be lost.
-    fn distrust_device(&mut self, now: Instant, asked: DiskId, device: DeviceId) {
+    pub(super) fn distrust_device(&mut self, now: Instant, asked: DiskId, device: DeviceId) {
         for index in 0..self.disks.len() {
             let id = DiskId(index as u32);
-            let Some(journal) = self.disks[index].as_mut().and_then(|disk| disk.journal.as_deref_mut())
-            else {
-                continue;
-            };
-            let flushes = journal.round.as_ref().is_some_and(|round| round.flushes.is_some());
-            let depends = id == asked || flushes || journal.written.contains(&device);
-            let is_dead = journal.dead;
             // The device may already have received a part of a write that is in flight, and may
             // have lost this part with the failed flush.
-            if is_dead || !depends && !self.is_writing_to(id, device) {
+            let is_writing = self.is_writing_to(id, device);
+            let Some(disk) = self.disks[index].as_mut() else { continue };
+            let Some(journal) = disk.journal.as_deref_mut() else { continue };
+            let flushes = journal.round.as_ref().is_some_and(|round| round.flushes.is_some());
+            let depends = id == asked || flushes || is_writing || journal.written.contains(&device);
+            if let Some(opening) = &mut disk.opening {
+                opening.distrust_old(device, depends);
+            }
+            if !depends {
                 continue;
             }
-            if self.spare_device(id, device) {
-                self.disk_mut(id).spare(device);
-            } else {
-                self.journal_mut(id).expect("checked above").distrusted = true;
-                if let Some(opening) = &mut self.disk_mut(id).opening {
+            let cache = disk.cache.as_ref().expect("a cache with a journal");
+            let loses = match journal.dead {
+                // Its replacement must not record the dirty data as durable.
+                true => true,
+                false => {
+                    let lost_before = journal.lost.clone();
+                    let is_excluded = journal.exclude(device, cache, disk.flash_writes > 0);
+                    if journal.lost != lost_before && journal.lost.contains(&false) {
+                        self.event_out.push_back(Event::JournalCopyLost(id));
+                    }
+                    !is_excluded
+                }
+            };
+            if loses {
+                journal.distrusted = true;
+                if let Some(opening) = &mut disk.opening {
                     opening.distrusted = true;
                 }
                 self.lose_journal(now, id);
@@ -320,30 +336,6 @@ impl Engine {
     /// Returns true if a write of a disk to a device is in flight.
     fn is_writing_to(&self, disk: DiskId, device: DeviceId) -> bool {
         self.ios.iter().any(|io| io.disk == disk && io.is_write && io.target == Target::Flash(device))
-    }
-
-    /// Excludes a device that cannot make data durable. Returns true if every byte on that device
-    /// has another copy: the journal ring and all dirty data are also on other devices, and no
-    /// flush of those devices failed. The data of writes in progress must have other copies too,
-    /// because part of this data may be lost already.
-    fn spare_device(&mut self, id: DiskId, device: DeviceId) -> bool {
-        let disk = self.disks[id.0 as usize].as_mut().expect("disks outlive their I/O");
-        let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };
-        if !journal.name_failed(device, cache) {
-            return false;
-        }
-        let is_excluded = |at: DeviceId| at == device || journal.spared.contains(&at);
-        let on_it: Vec<_> =
-            cache.segments.iter().filter(|segment| is_excluded(segment.place.device)).copied().collect();
-        let before = journal.lost.clone();
-        for (copy, lost) in journal.ring.copies.iter().zip(&mut journal.lost) {
-            *lost |= copy.iter().any(|segment| segment.device == device);
-        }
-        if journal.lost != before && journal.lost.contains(&false) {
-            self.event_out.push_back(Event::JournalCopyLost(id));
-        }
-        let is_written_once = cache.config.copies == Copies::One && disk.flash_writes > 0;
-        !journal.lost.iter().all(|lost| *lost) && !is_written_once && !cache.would_lose_dirty(&on_it)
     }
 
     /// Handles a journal that cannot be written any more. The cache accepts no new dirty data, and
@@ -386,6 +378,7 @@ impl Engine {
     fn committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         match (self.requests[slot].phase, result) {
             (Phase::CommitThenChange, _) => self.runnable.push_back(slot),
+            (Phase::CommitThenReply, _) if self.requests[slot].is_answered => self.finish_answered(slot),
             (Phase::CommitThenReply, Ok(())) => self.end_late(now, slot),
             (Phase::CommitThenFlush, Ok(())) => self.flush_committed(now, slot, result),
             (Phase::CommitThenReply | Phase::CommitThenFlush, Err(_)) => self.leave_unanswered(now, slot),

@@ -11,7 +11,7 @@
 //! not see a change of this content. A drain waits for acknowledged discards, because another host
 //! may write the disk afterwards.
 
-use super::{Active, Engine};
+use super::{Active, Engine, Phase};
 use crate::command::Mode;
 use crate::io::{Durability, Op};
 use crate::outcome::Outcome;
@@ -57,12 +57,23 @@ impl Engine {
         if over_dirty {
             self.put_back(range.disk, range);
         }
-        // Reads can see the end of the discard from now on, so a recovery after a kill must know that
-        // the dirty data before it is on the backing.
-        self.disk_mut(range.disk).save_records();
+        // Reads can see the end of the discard when it finishes. A recovery after a kill must then
+        // know that dirty data before the discard is on the backing.
+        let disk = self.disk_mut(range.disk);
+        if !disk.save_records() && disk.journal.as_ref().is_some_and(|journal| !journal.dead) {
+            self.requests[slot].phase = Phase::CommitThenReply;
+            self.commit(slot);
+        } else {
+            self.finish_answered(slot);
+        }
+        true
+    }
+
+    /// Finishes a discard that was acknowledged before.
+    pub(super) fn finish_answered(&mut self, slot: u32) {
+        let disk = self.requests[slot].request.disk;
         self.finish(slot);
         // A drain may have waited for this discard.
-        self.wake(range.disk);
-        true
+        self.wake(disk);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::overwrite::Overwrites;
 use crate::cache::Cache;
-use crate::command::NewRing;
+use crate::command::{Copies, NewRing};
 use crate::index::Index;
 use crate::index::parts::ALL_UNITS;
 use crate::journal::{Change, PAGE_BYTES, Writer};
@@ -163,18 +163,33 @@ impl Journal {
         }
     }
 
+    /// Excludes a device that failed a flush, and the copy of the journal ring on it. Returns true
+    /// if every byte on that device has another copy: the journal ring and all dirty data are also
+    /// on other devices, and no flush of those devices failed. The data of writes in flight must
+    /// have other copies too, because part of this data may be lost already.
+    pub(super) fn exclude(&mut self, device: DeviceId, cache: &Cache, has_writes_in_flight: bool) -> bool {
+        let is_excluded = |at: DeviceId| at == device || self.spared.contains(&at);
+        let on_it: Vec<_> =
+            cache.segments.iter().filter(|segment| is_excluded(segment.place.device)).copied().collect();
+        for (copy, lost) in self.ring.copies.iter().zip(&mut self.lost) {
+            *lost |= copy.iter().any(|segment| segment.device == device);
+        }
+        let is_written_once = cache.config.copies == Copies::One && has_writes_in_flight;
+        let has_other_copies =
+            self.lost.contains(&false) && !is_written_once && !cache.would_lose_dirty(&on_it);
+        has_other_copies && self.spare(device, cache)
+    }
+
     /// Excludes a device that failed a flush, and names it in all later pages of the journal ring.
-    pub(super) fn spare(&mut self, device: DeviceId, cache: &Cache) {
+    /// Returns false if the pages cannot name another device.
+    pub(super) fn spare(&mut self, device: DeviceId, cache: &Cache) -> bool {
+        if segment_on(device, cache).is_some_and(|segment| !self.writer.name_failed(segment)) {
+            return false;
+        }
         self.spared.insert(device);
         // The next commit flushes the device again.
         self.written.insert(device);
-        self.name_failed(device, cache);
-    }
-
-    /// Names a device that failed a flush in all later pages of the journal ring, so that it is
-    /// excluded after a restart too. Returns false if the pages cannot name another device.
-    pub(super) fn name_failed(&mut self, device: DeviceId, cache: &Cache) -> bool {
-        segment_on(device, cache).is_none_or(|segment| self.writer.name_failed(segment))
+        true
     }
 
     /// Uses an excluded device again. No dirty data and no write in progress depends on the flush
@@ -197,7 +212,7 @@ impl Journal {
             return;
         }
         for device in old.spared.iter().copied().filter(uses) {
-            self.spare(device, cache);
+            self.distrusted |= !self.spare(device, cache);
         }
         self.mends = old.mends && !self.spared.is_empty();
     }

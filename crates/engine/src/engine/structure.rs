@@ -24,7 +24,7 @@ use super::disk::Disk;
 use super::records::Journal;
 use crate::cache::Cache;
 use crate::command::{
-    CacheChange, CacheConfig, CommandError, Copies, DataSegment, Discard, Enable, Mode, NewRing, Role,
+    CacheChange, CacheConfig, CommandError, Copies, DataSegment, Discard, Enable, Event, Mode, NewRing, Role,
     Segment,
 };
 use crate::index::Index;
@@ -49,6 +49,8 @@ pub(super) struct Opening {
     /// True if a flush of flash failed during the change, so that the old journal ring is not
     /// trusted either.
     pub(super) distrusted: bool,
+    /// True if the old journal ring lost a copy during the change.
+    pub(super) has_lost_copy: bool,
     /// Sectors of the disk whose clean copies the old cache must drop if it is restored.
     forget: Vec<(u64, u64)>,
 }
@@ -279,7 +281,7 @@ impl Engine {
         journal.rewrite = rewrite;
         if cache.index.dirty_sectors() > 0 {
             for segment in failed {
-                journal.spare(cache.segments[segment as usize].place.device, &cache);
+                _ = journal.spare(cache.segments[segment as usize].place.device, &cache);
             }
         }
         self.begin_opening(now, id, command, Kind::Ring, Some((cache, journal)), Vec::new());
@@ -309,6 +311,7 @@ impl Engine {
             old,
             released,
             distrusted: false,
+            has_lost_copy: false,
             forget: vec![],
         }));
         disk.holds = true;
@@ -583,6 +586,8 @@ impl Engine {
         {
             journal.distrusted = true;
             self.lose_journal(now, id);
+        } else if opening.has_lost_copy {
+            self.event_out.push_back(Event::JournalCopyLost(id));
         }
         let disk = self.disk_mut(id);
         // A drain that was requested during the change has nothing to drain any more.

@@ -355,6 +355,36 @@ fn a_failed_flush_of_flash_is_not_tried_again() {
     assert_eq!(bench.reply(flush).expect("answered").result, Ok(()));
 }
 
+/// After the journal is lost, a flush that another disk requested fails on the device with the dirty
+/// data. A new journal ring must not record this data as durable.
+#[test]
+fn a_flush_of_another_disk_that_fails_after_the_journal_is_lost_counts() {
+    for fails in [false, true] {
+        let mut bench = Bench::write_back();
+        bench.write_alone(0, 4 * KIB);
+        bench.request(Op::Flush, 0, 0);
+        while let Some(io) = bench.ios.pop_front() {
+            match io.target == flash(RING_DEVICE) {
+                true => bench.fail(io),
+                false => bench.end(io),
+            }
+        }
+        assert!(bench.events.contains(&Event::JournalLost(DISK)));
+        if fails {
+            bench.engine.distrust_device(bench.now, DiskId(1), DeviceId(0));
+        }
+        let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+        while let Some(io) = bench.ios.pop_front() {
+            match io.target == backing() && io.op != IoOp::Flush {
+                true => bench.fail(io),
+                false => bench.end(io),
+            }
+        }
+        let expected = if fails { Err(CommandError::Dirty) } else { Ok(()) };
+        assert_eq!((bench.result(renew).map(|it| it.map(drop)), bench.dirty()), (Some(expected), 1));
+    }
+}
+
 /// The lost journal ring still describes discarded data as dirty, so the daemon records the discard
 /// first. The daemon may record the discard while the disk is being removed.
 #[test]

@@ -475,3 +475,46 @@ fn the_crash_log_has_room_for_records_after_the_journal_has_the_earlier_ones() {
     assert!(bench.answered(write));
     assert!(entries.0.load(Ordering::Relaxed) > before, "the record of the write");
 }
+
+/// The crash log has no room for the end of an acknowledged discard. Then reads wait until a commit
+/// has recorded the end: a guest that has read zeroes must not read the old data after a kill.
+#[test]
+fn reads_wait_for_the_end_of_a_discard_that_the_crash_log_cannot_record() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.lend(BufferId(1 << 20), 1 << 20);
+    assert!(bench.engine.keep_records(DISK, Box::new(CountedEntries::default())));
+    bench.make_persistent(4 * KIB, Mode::WriteBack, lazy());
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    let mut pages = Vec::new();
+    let mut end_all_but_pages = |bench: &mut Bench| {
+        while let Some(io) = bench.ios.pop_front() {
+            match io.op == IoOp::WriteJournal {
+                true => pages.push(io),
+                false => bench.end(io),
+            }
+        }
+    };
+    // While journal pages are being written, the crash log fills up with overwrites.
+    let mut write = bench.write(64 * KIB, 64 * KIB);
+    end_all_but_pages(&mut bench);
+    for _ in 0..20_000 {
+        if !bench.answered(write) {
+            break;
+        }
+        write = bench.write(64 * KIB, 64 * KIB);
+        end_all_but_pages(&mut bench);
+    }
+    assert!(!bench.answered(write), "the crash log is full");
+    let discard = bench.request(Op::Discard(Durability::Volatile), 0, 4 * KIB);
+    assert!(bench.answered(discard));
+    let read = bench.read(0, 4 * KIB);
+    end_all_but_pages(&mut bench);
+    assert!(!bench.answered(read), "the read would see the end of the discard");
+    for io in pages {
+        bench.end(io);
+    }
+    bench.settle();
+    assert!(bench.answered(read) && bench.answered(write));
+    assert_eq!(bench.dirty(), 16, "the discarded sector is not dirty");
+}

@@ -2,7 +2,7 @@
 
 use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, lose, mirrored, ring};
 use super::*;
-use crate::command::{Copies, Destage, Discard, Mode};
+use crate::command::{Copies, Destage, Discard, Enable, Mode};
 
 /// After a change of the age limit, data that is already dirty keeps its age, although its epochs
 /// were shorter or longer than new ones.
@@ -284,4 +284,49 @@ fn a_copy_in_progress_during_a_failed_flush_is_not_durable() {
     }
     assert_eq!(bench.dirty(), 0, "destaged although nothing else requires it");
     assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteBack, "the device is used again");
+}
+
+/// A flush fails while a new journal ring is written, and then the new ring fails too. The old ring's
+/// copy on the device that failed the flush is not used any more.
+#[test]
+fn a_flush_that_fails_during_a_failed_change_costs_the_old_ring_its_copy() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.lend(BufferId(1 << 20), 1 << 20);
+    let config = CacheConfig {
+        mode: Mode::WriteBack,
+        destage: lazy(),
+        copies: Copies::TwoOfDirty,
+        ..config(MIB, 4 * KIB)
+    };
+    let at = |device, ordinal| DataSegment { place: segment(device, 0), ordinal, seconds_only: false };
+    let mut two = ring(1);
+    two.copies.push((0..8).map(|i| segment(0, 16 * MIB + i * MIB)).collect());
+    let segments = vec![at(0, 0), at(1, 1)];
+    let enable = Enable { config, segments, journal: Some(two), recovered: None };
+    bench.start_change(CacheChange::Enable(Box::new(enable)));
+    bench.settle();
+    bench.write_alone(0, 8 * KIB);
+    bench.flush();
+    let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+    let mut has_failed = false;
+    while let Some(io) = bench.ios.pop_front() {
+        match (io.target, io.op) {
+            (Target::Flash(DeviceId(0)), IoOp::Flush) => {
+                has_failed = true;
+                bench.fail(io);
+            }
+            (Target::Flash(DeviceId(RING_DEVICE)), IoOp::WriteJournal) if has_failed => bench.fail(io),
+            (Target::Backing(_), VOLATILE) => bench.fail(io),
+            _ => bench.end(io),
+        }
+    }
+    assert_eq!(bench.result(renew), Some(Err(CommandError::JournalFailed)));
+    assert!(has_failed && bench.events.contains(&Event::JournalCopyLost(DISK)), "{:?}", bench.events);
+    bench.request(Op::Discard(Durability::Volatile), 32 * MIB, 64 * KIB);
+    let mut pages = Vec::new();
+    while let Some(io) = bench.ios.pop_front() {
+        pages.extend((io.op == IoOp::WriteJournal).then_some(io.target));
+        bench.end(io);
+    }
+    assert!(!pages.is_empty() && pages.iter().all(|at| *at == flash(RING_DEVICE)), "{pages:?}");
 }
