@@ -3,11 +3,12 @@
 //!
 //! Each workload runs on four disks: hob without a cache, with preset `vfrc`, with preset `auto`,
 //! and a file on the local flash without hob. The backing answers reads and writes after 4 ms; in a
-//! second set, flushes take 50 ms. The disks of hob are files (FUSE); ext4 is on a loop device with
-//! direct I/O. A control group limits the page cache to less than the data. All disks of a set
-//! exist at the same time. Each round measures every workload on every disk, one after the other,
-//! in a rotating order. Results are medians of the rounds. A first round warms the caches and is
-//! not counted.
+//! second set, flushes take 50 ms. The data of the backing is in memory, because a backing on the
+//! local flash would use a part of the flash's bandwidth. The disks of hob are files (FUSE); ext4 is
+//! on a loop device with direct I/O. A control group limits the page cache to less than the data.
+//! All disks of a set exist at the same time. Each round measures every workload on every disk, one
+//! after the other, in a rotating order. Results are medians of the rounds. A first round warms the
+//! caches and is not counted.
 
 mod acceptance;
 mod disk;
@@ -25,7 +26,7 @@ use conformance::Delays;
 use self::acceptance::{Acceptance, criteria};
 use self::disk::{Disk, Way};
 use self::table::{Measured, Table};
-use self::workload::{Scale, WORKLOADS};
+use self::workload::{Scale, WORKLOADS, Workload};
 use super::data_path::scratch;
 use crate::shell::{self, Interrupt};
 
@@ -55,6 +56,12 @@ pub(crate) struct Arguments {
     /// Directory on local flash for disks and pools [default: the target directory]
     #[arg(long)]
     dir: Option<PathBuf>,
+    /// Directory for the data of the backings, which needs up to three times the size of a disk
+    #[arg(long, value_name = "DIRECTORY", default_value = "/dev/shm")]
+    backing_dir: PathBuf,
+    /// Measure only the workloads whose name contains this text
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
     /// hob binary to measure [default: HOB_BIN, or a new release build]
     #[arg(long)]
     hob: Option<PathBuf>,
@@ -86,10 +93,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         _ => Scale::full(seconds(30)),
     };
     let rounds = if arguments.quick { 1 } else { arguments.rounds.max(1) };
+    let workloads = chosen(arguments.only.as_deref())?;
     let interrupt = Interrupt::listen()?;
     let mut tables = Vec::new();
     for set in &SETS {
-        let scratch = scratch(&dir)?;
+        let (scratch, backings) = (scratch(&dir)?, scratch(&arguments.backing_dir)?);
         // The database's user must have access to the mount points.
         shell::run(std::process::Command::new("chmod").arg("0711").arg(scratch.path()))?;
         let ms = Duration::from_millis;
@@ -98,11 +106,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         let mut disks = Vec::new();
         for way in Way::ALL {
             interrupt.check()?;
-            disks.push(Disk::new(way, &hob, &scratch.path().join(way.key()), delays, &scale)?);
+            let dir = scratch.path().join(way.key());
+            let backing = backings.path().join(way.key());
+            disks.push(Disk::new(way, &hob, &dir, &backing, delays, &scale)?);
         }
         // A short run has no warm-up round.
         let first = u32::from(arguments.quick);
-        let table = measure(set, &mut disks, &scale, first..=rounds, &interrupt)?;
+        let table = measure(set, &mut disks, &workloads, &scale, first..=rounds, &interrupt)?;
         println!("\n{table}");
         if let Some(pictures) = &arguments.pictures {
             let file = pictures.join(set.file);
@@ -119,17 +129,30 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     super::write_json(arguments.json.as_deref(), &all)
 }
 
+/// Returns the workloads whose name contains `text`, or all of them. A workload may need the files of
+/// the one before it: `git` needs the unpacked tree, and `readrandom` the keys of `fillrandom`.
+fn chosen(text: Option<&str>) -> Result<Vec<&'static Workload>> {
+    let is_chosen = |workload: &&Workload| text.is_none_or(|text| workload.name.contains(text));
+    let chosen: Vec<_> = WORKLOADS.iter().filter(is_chosen).collect();
+    if chosen.is_empty() {
+        let names: Vec<_> = WORKLOADS.iter().map(|workload| workload.name).collect();
+        bail!("no workload has this text in its name; the workloads are: {}", names.join("; "));
+    }
+    Ok(chosen)
+}
+
 /// Measures all rounds. Round 0 warms the caches and is not counted.
 fn measure(
     set: &Set,
     disks: &mut [Disk],
+    workloads: &[&Workload],
     scale: &Scale,
     rounds: RangeInclusive<u32>,
     interrupt: &Interrupt,
 ) -> Result<Table> {
     let (mut runs, counted) = (Vec::new(), *rounds.end());
     for round in rounds {
-        for workload in &WORKLOADS {
+        for workload in workloads {
             for turn in 0..disks.len() {
                 interrupt.check()?;
                 let at = (turn + round as usize) % disks.len();

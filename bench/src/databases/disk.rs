@@ -66,15 +66,23 @@ pub(crate) struct Disk {
 const INITIALIZE_MAX: Duration = Duration::from_secs(900);
 
 impl Disk {
-    pub(crate) fn new(way: Way, hob: &Path, dir: &Path, delays: Delays, scale: &Scale) -> Result<Self> {
+    /// Creates the disk in `dir`. The file `backing` has the data of the disk's backing.
+    pub(crate) fn new(
+        way: Way,
+        hob: &Path,
+        dir: &Path,
+        backing: &Path,
+        delays: Delays,
+        scale: &Scale,
+    ) -> Result<Self> {
         fs::create_dir(dir).with_context(|| format!("create {}", dir.display()))?;
-        let image = dir.join("image");
+        let image = if way == Way::Flash { dir.join("image") } else { backing.to_owned() };
         fs::File::create(&image)?.set_len(scale.disk_bytes)?;
-        let (mut backing, mut daemon, mut unmount_file) = (None, None, None);
+        let (mut server, mut daemon, mut unmount_file) = (None, None, None);
         let file = if way == Way::Flash {
             image
         } else {
-            backing = Some(SlowServer::start(&dir.join("backing.sock"), &image, delays));
+            server = Some(SlowServer::start(&dir.join("backing.sock"), &image, delays));
             fs::write(dir.join("hob.toml"), config(way, dir, scale))?;
             unmount_file = Some(Unmount::at(&dir.join("file")));
             let started =
@@ -99,7 +107,7 @@ impl Disk {
             device,
             _unmount_file: unmount_file,
             daemon,
-            _backing: backing,
+            _backing: server,
         };
         disk.mount()?;
         let mut postgres = Postgres::create(&disk.at.join("postgres"));

@@ -56,14 +56,13 @@ impl Disk {
 }
 
 impl Opening {
-    /// Handles a failed flush of a device for the old cache: if the change fails, the old cache must
-    /// know it. The old cache has no I/O in flight. `depends` is true if the new cache depends on the
-    /// flush, whose segments are mostly the same.
+    /// Handles a failed flush of a device for the old cache, which is restored if the change fails.
+    /// The old cache has no I/O in flight. `depends` is true if the new cache depends on the flush.
     fn distrust_old(&mut self, device: DeviceId, depends: bool) {
         let Some((cache, Some(journal))) = &mut self.old else { return };
-        if depends || journal.written.contains(&device) {
+        if journal.written.contains(&device) || depends && journal.uses(device, cache) {
             let lost_before = journal.lost.clone();
-            self.distrusted |= journal.dead || !journal.exclude(device, cache, false);
+            self.distrusted |= !journal.exclude(device, cache, false);
             self.has_lost_copy |= journal.lost != lost_before;
         }
     }
@@ -300,29 +299,26 @@ impl Engine {
             let is_writing = self.is_writing_to(id, device);
             let Some(disk) = self.disks[index].as_mut() else { continue };
             let Some(journal) = disk.journal.as_deref_mut() else { continue };
+            let cache = disk.cache.as_ref().expect("a cache with a journal");
             let flushes = journal.round.as_ref().is_some_and(|round| round.flushes.is_some());
-            let depends = id == asked || flushes || is_writing || journal.written.contains(&device);
+            let has_flush = (id == asked || flushes) && journal.uses(device, cache);
+            let depends = has_flush || is_writing || journal.written.contains(&device);
             if let Some(opening) = &mut disk.opening {
                 opening.distrust_old(device, depends);
             }
             if !depends {
                 continue;
             }
-            let cache = disk.cache.as_ref().expect("a cache with a journal");
-            let loses = match journal.dead {
-                // Its replacement must not record the dirty data as durable.
-                true => true,
-                false => {
-                    let lost_before = journal.lost.clone();
-                    let is_excluded = journal.exclude(device, cache, disk.flash_writes > 0);
-                    if journal.lost != lost_before && journal.lost.contains(&false) {
-                        self.event_out.push_back(Event::JournalCopyLost(id));
-                    }
-                    !is_excluded
-                }
-            };
-            if loses {
-                journal.distrusted = true;
+            let lost_before = journal.lost.clone();
+            let has_single_writes =
+                disk.flash_writes > 0 && cache.config.copies == Copies::One || disk.has_old_single_writes;
+            let is_kept = journal.exclude(device, cache, has_single_writes);
+            if !journal.dead && journal.lost != lost_before && journal.lost.contains(&false) {
+                self.event_out.push_back(Event::JournalCopyLost(id));
+            }
+            if !is_kept {
+                // The page that makes a new journal ring valid may already be on flash. So the old
+                // ring cannot be used either.
                 if let Some(opening) = &mut disk.opening {
                     opening.distrusted = true;
                 }

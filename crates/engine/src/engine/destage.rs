@@ -384,6 +384,7 @@ impl super::Disk {
     pub(super) fn tune(&mut self, mode: Mode, destage: Destage, copies: Copies) {
         let Some(cache) = &mut self.cache else { return };
         let (before, now) = (Epochs::of(&cache.config.destage), Epochs::of(&destage));
+        self.has_old_single_writes |= cache.config.copies == Copies::One && self.flash_writes > 0;
         cache.tune(mode, destage, copies);
         if before != now {
             self.destager.renumber(before, now);

@@ -100,6 +100,9 @@ pub(super) struct Disk {
     pub(super) lost: BTreeSet<u64>,
     /// Number of guests' writes in flight to flash.
     pub(super) flash_writes: u32,
+    /// True if such a write may have only one copy, although the cache has a mode with two copies
+    /// since then.
+    pub(super) has_old_single_writes: bool,
     /// Number of acknowledged discards that the backing does not have yet.
     pub(super) answered_discards: u32,
     /// Number of incomplete sectors that the flash writes in progress will create.
@@ -166,6 +169,7 @@ impl Disk {
             awaiting_journal: AwaitingJournal::default(),
             lost: BTreeSet::new(),
             flash_writes: 0,
+            has_old_single_writes: false,
             answered_discards: 0,
             parts_in_flight: 0,
             backed: Backed::new(config.size_bytes),

@@ -35,7 +35,9 @@ impl Engine {
         self.record_written(now, slot);
         self.end_parts(slot);
         self.note_dirty(now, request.disk, range.first, range.end);
-        self.disk_mut(request.disk).flash_writes -= 1;
+        let disk = self.disk_mut(request.disk);
+        disk.flash_writes -= 1;
+        disk.has_old_single_writes &= disk.flash_writes > 0;
         if self.requests[slot].failed {
             return self.change_past_cache(now, slot);
         }

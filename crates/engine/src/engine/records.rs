@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::overwrite::Overwrites;
 use crate::cache::Cache;
-use crate::command::{Copies, NewRing};
+use crate::command::NewRing;
 use crate::index::Index;
 use crate::index::parts::ALL_UNITS;
 use crate::journal::{Change, PAGE_BYTES, Writer};
@@ -163,21 +163,26 @@ impl Journal {
         }
     }
 
-    /// Excludes a device that failed a flush, and the copy of the journal ring on it. Returns true
-    /// if every byte on that device has another copy: the journal ring and all dirty data are also
-    /// on other devices, and no flush of those devices failed. The data of writes in flight must
-    /// have other copies too, because part of this data may be lost already.
-    pub(super) fn exclude(&mut self, device: DeviceId, cache: &Cache, has_writes_in_flight: bool) -> bool {
+    /// Excludes a device that failed a flush, and the copy of the journal ring on it. If dirty data
+    /// has no copy on another device, sets `distrusted`. `has_single_writes` is true if writes of
+    /// one copy are in flight: a part of their data may be lost already. Returns true if the journal
+    /// can still be used.
+    pub(super) fn exclude(&mut self, device: DeviceId, cache: &Cache, has_single_writes: bool) -> bool {
         let is_excluded = |at: DeviceId| at == device || self.spared.contains(&at);
         let on_it: Vec<_> =
             cache.segments.iter().filter(|segment| is_excluded(segment.place.device)).copied().collect();
         for (copy, lost) in self.ring.copies.iter().zip(&mut self.lost) {
             *lost |= copy.iter().any(|segment| segment.device == device);
         }
-        let is_written_once = cache.config.copies == Copies::One && has_writes_in_flight;
-        let has_other_copies =
-            self.lost.contains(&false) && !is_written_once && !cache.would_lose_dirty(&on_it);
-        has_other_copies && self.spare(device, cache)
+        let is_written_once = has_single_writes && cache.is_on(device);
+        let is_kept = !is_written_once && !cache.would_lose_dirty(&on_it) && self.spare(device, cache);
+        self.distrusted |= !is_kept;
+        is_kept && !self.dead && self.lost.contains(&false)
+    }
+
+    /// Returns true if the journal ring or the cache has segments on a device.
+    pub(super) fn uses(&self, device: DeviceId, cache: &Cache) -> bool {
+        cache.is_on(device) || self.segments().any(|segment| segment.device == device)
     }
 
     /// Excludes a device that failed a flush, and names it in all later pages of the journal ring.

@@ -46,8 +46,7 @@ pub(super) struct Opening {
     pub(super) old: Option<(Cache, Option<Box<Journal>>)>,
     /// Segments that are released if the change succeeds.
     released: Vec<Segment>,
-    /// True if a flush of flash failed during the change, so that the old journal ring is not
-    /// trusted either.
+    /// True if a flush of flash failed during the change, so that the old journal ring is lost too.
     pub(super) distrusted: bool,
     /// True if the old journal ring lost a copy during the change.
     pub(super) has_lost_copy: bool,
@@ -248,6 +247,9 @@ impl Engine {
         let ring = ring.ok_or(CommandError::NoJournal)?;
         let mut journal = new_journal(&new, size, ring)?;
         journal.take_over_spared(disk.journal.as_ref().expect("the cache is persistent"), &new);
+        if journal.distrusted {
+            return Err(CommandError::Dirty);
+        }
         let kept: Vec<Segment> = new.segments.iter().map(|segment| segment.place).collect();
         let before = cache.segments.iter().map(|segment| segment.place).filter(|place| !kept.contains(place));
         let old_ring = disk.journal.as_ref().expect("the cache is persistent").segments();
@@ -581,10 +583,7 @@ impl Engine {
         for (first, end) in opening.forget {
             self.drop_clean(now, id, first, end);
         }
-        if opening.distrusted
-            && let Some(journal) = self.journal_mut(id)
-        {
-            journal.distrusted = true;
+        if opening.distrusted && self.journal_mut(id).is_some() {
             self.lose_journal(now, id);
         } else if opening.has_lost_copy {
             self.event_out.push_back(Event::JournalCopyLost(id));

@@ -252,6 +252,22 @@ fn a_write_in_progress_during_a_failed_flush_is_not_durable() {
     assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
 }
 
+/// A cache gets two copies of dirty data while a write of one copy is in flight. A failed flush of
+/// the device with this copy loses the write.
+#[test]
+fn a_write_of_one_copy_remains_one_after_a_change_to_two() {
+    let mut bench = mirrored(Copies::One);
+    let write = bench.write(0, 8 * KIB);
+    let io = bench.ios.pop_front().expect("the write to flash");
+    let Target::Flash(device) = io.target else { panic!("{io:?}") };
+    let tune = CacheChange::Tune(Mode::WriteBack, lazy(), Copies::TwoOfDirty);
+    bench.change(tune).expect("at once");
+    bench.engine.distrust_device(bench.now, DiskId(1), device);
+    bench.end(io);
+    bench.settle();
+    assert!(bench.events.contains(&Event::JournalLost(DISK)) && !bench.answered(write));
+}
+
 /// A flush of one of two devices with copies fails during a write. The device stays excluded until
 /// the write has ended and its data is on the backing, although no data was dirty when a later
 /// flush of the device succeeded.
@@ -329,4 +345,28 @@ fn a_flush_that_fails_during_a_failed_change_costs_the_old_ring_its_copy() {
         bench.end(io);
     }
     assert!(!pages.is_empty() && pages.iter().all(|at| *at == flash(RING_DEVICE)), "{pages:?}");
+}
+
+/// Two disks have journal rings on one device. The flush that fails concerns only the rings, so the
+/// dirty data of a disk whose ring is lost is kept by a new ring.
+#[test]
+fn a_failed_flush_of_a_lost_ring_costs_no_dirty_data() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    bench.write_alone(64 * KIB, 4 * KIB);
+    bench.engine.distrust_device(bench.now, DISK, DeviceId(RING_DEVICE));
+    bench.drain();
+    assert!(bench.events.contains(&Event::JournalLost(DISK)));
+    bench.engine.distrust_device(bench.now, DiskId(1), DeviceId(RING_DEVICE));
+    bench.engine.distrust_device(bench.now, DiskId(1), DeviceId(7));
+    let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+    while let Some(io) = bench.ios.pop_front() {
+        match io.target == backing() && io.op != IoOp::Flush {
+            true => bench.fail(io),
+            false => bench.end(io),
+        }
+    }
+    assert_eq!(bench.result(renew).map(|it| it.map(drop)), Some(Ok(())));
+    assert_eq!(bench.dirty(), 2);
 }
