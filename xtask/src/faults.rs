@@ -24,8 +24,8 @@ pub(crate) fn run() -> Result<()> {
     fs::write(shell::root().join(PAGE), page).with_context(|| format!("write {PAGE}"))
 }
 
-/// Returns the index page. Returns an error if a fault has no test, or if a test or fault does not
-/// exist.
+/// Returns the index page. Returns an error if a fault has no test, or if faults.txt names a test
+/// or a fault that does not exist.
 fn page(texts: &[Text]) -> Result<String> {
     let faults =
         texts.iter().find(|text| text.path == FAULTS).with_context(|| format!("{FAULTS} is missing"))?;
@@ -71,7 +71,8 @@ fn cell(name: &str, files: &BTreeMap<&str, BTreeSet<&str>>) -> String {
     format!("`{name}` in {}", paths.join(", "))
 }
 
-/// Returns the first cell of each row of the page's fault tables.
+/// Returns the faults in the page's tables: the id and the description of each fault. The first
+/// cell of a fault's row has the form `NUMBER. DESCRIPTION`.
 fn rows(page: &str) -> Vec<(Id, String)> {
     let (mut heading, mut found) = (String::new(), Vec::new());
     for line in page.lines() {
@@ -87,7 +88,7 @@ fn rows(page: &str) -> Vec<(Id, String)> {
     found
 }
 
-/// Reads the list of tests.
+/// Parses faults.txt. Returns the names of the tests and test files of each fault.
 fn listed(text: &str) -> Result<BTreeMap<Id, Vec<&str>>> {
     let (mut heading, mut found) = (String::new(), BTreeMap::new());
     for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {

@@ -193,7 +193,8 @@ impl Info {
     }
 }
 
-/// Asks `qemu-img` about one layer.
+/// Asks `qemu-img` about one layer. If the image's files are recorded, a sandbox allows `qemu-img`
+/// to read only these files.
 fn examine(
     layer: &Path,
     format: Format,

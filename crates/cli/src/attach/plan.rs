@@ -2,8 +2,8 @@
 //! given state.
 //!
 //! No list of steps is saved. [`next`] examines the state of the VM, of hob and of the record, and
-//! returns the one step that leads towards the goal. An interrupted command can therefore be
-//! repeated, a repeated step is harmless, and rolling back an attachment means to pursue
+//! returns the one step that leads towards the goal. So the user can repeat an interrupted command,
+//! and a repeated step is harmless. To roll back an attachment, hob takes the steps towards
 //! [`Goal::Detached`].
 
 use std::fmt;
@@ -62,7 +62,7 @@ pub(super) enum Definition {
 /// State on which the next step depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct State {
-    /// True if the record of the attachment exists.
+    /// True if the record file of this disk exists (`record.rs`).
     pub(super) recorded: bool,
     pub(super) disk: HobDisk,
     /// True if QEMU has a node that is connected to hob.
@@ -72,7 +72,8 @@ pub(super) struct State {
     pub(super) spare: Spare,
     /// True if the VM's CPUs run.
     pub(super) running: bool,
-    /// True if QEMU has the object which records that hob paused the VM.
+    /// True if QEMU has the object that marks a pause of the VM by hob. hob creates the object
+    /// before the pause and deletes it after the pause.
     pub(super) marked: bool,
     /// True while a block job of hob runs in QEMU.
     pub(super) job: bool,
@@ -157,8 +158,8 @@ pub(super) fn next(goal: Goal, state: State) -> Result<Option<Step>, NoDaemon> {
         (Goal::Detached, Path::Hob) => match state {
             State { disk: HobDisk::Unknown, .. } => return Err(NoDaemon),
             State { disk: HobDisk::Absent, .. } => Step::AddDisk,
-            // A command was killed between the steps of another disk and left the VM paused. The VM
-            // continues before the drain, which can take long.
+            // An earlier command paused the VM for another disk, and was killed before the VM
+            // continued. The VM continues before the drain of this disk, which can take long.
             State { disk: HobDisk::Cached, running: false, marked: true, .. } => Step::Continue,
             State { disk: HobDisk::Cached, .. } => Step::DisableCache,
             State { running: true, marked: false, .. } => Step::Mark,
@@ -168,8 +169,9 @@ pub(super) fn next(goal: Goal, state: State) -> Result<Option<Step>, NoDaemon> {
             _ => Step::ToImage,
         },
         // The VM continues first: it must not wait for steps that are possible while it runs, or
-        // for a daemon that does not answer. The definition names the image only after the image
-        // has all data, because an unplugged disk may still have dirty data.
+        // for a daemon that does not answer. The VM's definition names the image only after the
+        // image has all data. A disk that was unplugged from the VM also has `Path::Image`, and hob
+        // may still have dirty data of it.
         (Goal::Detached, Path::Image) => match state {
             State { running: false, marked: true, .. } => Step::Continue,
             State { marked: true, .. } => Step::Unmark,

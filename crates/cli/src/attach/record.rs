@@ -1,5 +1,6 @@
-//! The record of an attachment: the changes in QEMU, and how to undo them. One file per disk,
-//! written before the first change and deleted after the last.
+//! The record of an attachment: the changes in QEMU, and how to undo them. Each attached disk has
+//! one record file. `hob attach` writes the file before the first change of the disk. The file is
+//! deleted when all changes are undone.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -66,7 +67,7 @@ pub(super) struct Record {
 impl Record {
     pub(super) const VERSION: u32 = VERSION;
 
-    /// Name of the node that is connected to hob.
+    /// Returns the name of the node that is connected to hob.
     pub(super) fn node_name(&self) -> &str {
         name_of(&self.node)
     }
@@ -81,7 +82,7 @@ impl Record {
         self.target.strip_prefix("pve:")?.parse().ok()
     }
 
-    /// hob's NBD socket.
+    /// Returns the path of hob's NBD socket.
     pub(super) fn socket(&self) -> &str {
         self.node["server"]["path"].as_str().unwrap_or_default()
     }
@@ -103,7 +104,8 @@ pub(super) fn name_of(options: &Value) -> &str {
     options["node-name"].as_str().unwrap_or_default()
 }
 
-/// The directory with all records, locked against other commands.
+/// The directory with all records. While this value exists, no other `hob attach` or `hob detach`
+/// can open the directory.
 #[derive(Debug)]
 pub(super) struct Records {
     directory: PathBuf,

@@ -1,5 +1,6 @@
-//! Placement data: each host publishes its flash and the curves of its disks under the key
-//! `learnt/HOST`, with its lease. Only placement advice uses this data ([`hob_engine::placement`]).
+//! Placement data: each host publishes the size of its flash and the miss-ratio curves of its disks
+//! under the etcd key `learnt/HOST`. The key is bound to the host's lease. Only placement advice
+//! uses this data ([`hob_engine::placement`]).
 
 use hob_control::check_name;
 use hob_control::etcd::{EtcdChange, EtcdEntry, EtcdError};
@@ -12,8 +13,8 @@ use super::{Cluster, LIST_MAX, QUESTION_MAX};
 /// its content.
 const VALUE_BYTES_MAX: usize = 768 << 10;
 
-/// Maximum number of points of all curves of a host. `POINTS_OF_ONE` limits the points of one
-/// curve.
+/// Maximum number of points of all miss-ratio curves of a host. `POINTS_OF_ONE` limits the points
+/// of one curve.
 const POINTS_MAX: usize = 16 << 10;
 const POINTS_OF_ONE: std::ops::RangeInclusive<usize> = 4..=24;
 
@@ -39,7 +40,7 @@ pub(crate) struct DiskPlacement {
     pub(crate) name: String,
     /// Size of the cache in bytes; 0 for none.
     pub(crate) cache: u64,
-    /// Block size of the curve, in bytes.
+    /// Block size to which the miss-ratio curve applies, in bytes.
     pub(crate) block: u64,
     /// Number of NBD and vhost-user clients.
     pub(crate) users: u64,
@@ -52,7 +53,7 @@ pub(crate) struct DiskPlacement {
     /// Reason why the disk cannot move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fixed: Option<String>,
-    /// Points of the curve: cache size in blocks, and miss ratio in units of 1/10 000.
+    /// Points of the miss-ratio curve: cache size in blocks, and miss ratio in units of 1/10 000.
     pub(crate) curve: Vec<(u64, u32)>,
 }
 
@@ -70,7 +71,8 @@ impl DiskPlacement {
         self.curve = thin.points().iter().map(point).collect();
     }
 
-    /// Returns the curve. If the curve is invalid, returns a curve without hits at any size.
+    /// Returns the miss-ratio curve. If the points form no valid curve, returns a curve without
+    /// hits at any size.
     pub(crate) fn curve(&self) -> Curve {
         let point =
             |&(blocks, parts): &(u64, u32)| CurvePoint { blocks, miss_ratio: f64::from(parts) / PARTS };
@@ -79,7 +81,8 @@ impl DiskPlacement {
     }
 }
 
-/// Parses a value; `None` if it is malformed or impossible.
+/// Parses the placement data of a host. Returns `None` if the data or the host's name is invalid.
+/// Leaves out disks with invalid data.
 fn learnt(name: &str, entry: &EtcdEntry) -> Option<HostPlacement> {
     check_name(name).ok()?;
     let small = Some(&entry.value).filter(|value| value.len() <= VALUE_BYTES_MAX)?;
@@ -95,12 +98,12 @@ fn learnt(name: &str, entry: &EtcdEntry) -> Option<HostPlacement> {
 
 impl Cluster {
     /// Publishes the placement data for the other hosts. Does nothing while this host is not a
-    /// member.
+    /// member of the cluster.
     pub(crate) async fn tell(&self, host: &HostPlacement) -> Result<(), EtcdError> {
         let Some(membership) = self.membership.borrow().clone() else { return Ok(()) };
         let mut json = encode(host);
         if json.len() > VALUE_BYTES_MAX {
-            // The least active disks are left out.
+            // The data is too long for one key, so the least active disks are left out.
             let mut fewer = host.clone();
             fewer.disks.sort_by(|one, other| other.load.total_cmp(&one.load));
             fewer.disks.truncate(host.disks.len() * VALUE_BYTES_MAX / json.len() / 2);

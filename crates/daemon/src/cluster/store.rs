@@ -59,7 +59,7 @@ struct TitleValue {
     adopted: Vec<ServedValue>,
 }
 
-/// Location of the replica, as part of an ownership record.
+/// Location of the replica of the disk's dirty data, as part of an ownership record.
 #[derive(Serialize, Deserialize)]
 struct CopyValue {
     id: String,
@@ -97,10 +97,11 @@ pub(crate) struct About {
 /// Error of reading the cluster's state in etcd.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum StoreError {
-    /// Etcd did not answer.
+    /// The request to etcd failed.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
-    /// The value is from another program or an incompatible version.
+    /// The value of this etcd key is not one that this hob can have written. It is from another
+    /// program or an incompatible version of hob.
     #[error(
         "etcd's key {0} has a value that this hob does not understand; is another program using the prefix?"
     )]

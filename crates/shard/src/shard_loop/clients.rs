@@ -78,10 +78,10 @@ struct Client {
     shut_down: bool,
     /// True if the connection is on the list of connections with work.
     listed: bool,
-    /// True if the connection is on the list that waits for a buffer.
+    /// True if the connection is on the list of connections that wait for a buffer.
     waiting: bool,
-    /// True if the connection waits until its disk may have another request in the engine.
-    /// `lacking` is for connections that wait for a buffer of the disk's share.
+    /// True if the connection waits because the engine accepts no further request of its disk now.
+    /// `lacking` is true if the connection waits because the disk has used up its share of buffers.
     refused: bool,
     lacking: bool,
     last_progress: Instant,
@@ -195,7 +195,8 @@ impl Clients {
         }
     }
 
-    /// Number of open connections to a disk, without those of other hosts and of the kernel.
+    /// Returns the number of open connections to a disk. Connections of other hosts and of the
+    /// kernel do not count.
     pub(super) fn guests(&self, disk: DiskId) -> u64 {
         let is_guest = |client: &&Client| {
             client.kind == ClientKind::Guest
@@ -220,8 +221,8 @@ impl Clients {
         }
     }
 
-    /// Changes the size of a disk for the kernel's NBD client, which learns the new size by other
-    /// means. Other clients keep the size that they negotiated.
+    /// Changes the size up to which the kernel's NBD client may access a disk. The daemon tells the
+    /// kernel the new size by netlink. Other clients keep the size that they negotiated.
     pub(super) fn grow(&mut self, disk: DiskId, size_bytes: u64) {
         let is_kernel =
             |client: &&mut Client| client.transport == Transport::Kernel && client.connection.disk() == disk;
@@ -504,9 +505,9 @@ impl Clients {
             return;
         }
         match client.connection.poll_receive() {
-            // Requests arrived while there was no room for their replies. The client may send
-            // nothing more before it receives these replies, so no further event would come, and
-            // the connection is listed now.
+            // The receive buffer still has requests, because there was no room for their replies.
+            // The client may wait for these replies and send nothing more. Then no event would put
+            // the connection on the list of connections with work, so it is put there now.
             Receive::Bytes if client.rx.as_ref().is_some_and(|rx| rx.filled().len() >= REQUEST_BYTES) => {
                 self.list(number);
             }

@@ -11,9 +11,10 @@
 //! disk is ignored.
 //!
 //! # Checks of the parents' files
-//! The files of a parent may have changed while this thread was paused, or while the server of the
-//! parent or of a clone did not run. From then on the clones read the data themselves, until the
-//! daemon has compared the files with their recorded state.
+//! The files of a parent may have changed while this thread was paused, or while the backing of the
+//! parent or of a clone had lost its connection. In both cases the parent must be checked: the
+//! daemon compares the files with their recorded state. Until the check has ended, the backings of
+//! the clones read the data themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -90,7 +91,9 @@ impl Parents {
         (id.0 >> 32) as u32 & OWN != 0
     }
 
-    /// Sends the read to the parent's disk. Returns `None` if this is not possible now.
+    /// Sends the read to the parent's disk. Returns `None` if that is not possible now, for example
+    /// because no buffer is free or the parent must be checked. The caller then lets the clone's
+    /// own backing read the data.
     fn ask(
         &mut self,
         now: Instant,
@@ -165,7 +168,8 @@ impl Parents {
         self.last_check
     }
 
-    /// Ends a check that found no change. A later check of the same parent is still required.
+    /// Ends a check that found no change. If another check of the same parent was required since
+    /// then, the parent remains unchecked until that check has ended.
     fn end_check(&mut self, parent: DiskId, check: u64) {
         if self.unchecked.get(&parent) == Some(&check) {
             self.unchecked.remove(&parent);
@@ -216,8 +220,8 @@ impl Parents {
         late
     }
 
-    /// Removes and returns a read that the parent's disk has answered. Returns `None` if the
-    /// clone's own backing has the read now.
+    /// Removes and returns a read that the parent's disk has answered. Returns `None` if the answer
+    /// is late: the clone's own backing already reads the data.
     fn take_answered(&mut self, id: u32) -> Option<Asked> {
         let asked = self.asked.remove(&id).expect("requests are answered once");
         if asked.gives_up_at.is_some() {
@@ -268,8 +272,9 @@ impl Shard {
     }
 
     /// If this thread was paused, asks the daemon to compare the files of all parents with their
-    /// recorded state, because the files may have changed. Until then, clones read the data
-    /// themselves. Call this function before anything else in a turn.
+    /// recorded state, because the files may have changed. Until the daemon has compared them, the
+    /// backings of the clones read the data themselves. Call this function at the start of each
+    /// turn of the shard's loop.
     pub(super) fn notice_pause(&mut self, now: Instant) {
         if self.parents.ends_pause(now) {
             for parent in self.parents.linked_parents() {
@@ -299,8 +304,8 @@ impl Shard {
         self.commands.report(ShardEvent::ParentUnchecked { parent, check });
     }
 
-    /// Takes the reads of parent data from a clone's backing, and sends them to hob's disk of the
-    /// parent snapshot. Returns false if there were none.
+    /// Takes the reads of parent data from a clone's backing, and sends them to the parent's disk.
+    /// Returns false if there were none.
     pub(super) fn ask_parent(&mut self, now: Instant, clone: DiskId) -> bool {
         let mut progress = false;
         let mut is_checked = false;
@@ -335,7 +340,8 @@ impl Shard {
 
     /// Handles the reply of a parent's disk.
     pub(super) fn parent_replied(&mut self, now: Instant, reply: &Reply) {
-        // If the clone no longer waits for the read, the buffer may have another use now.
+        // The clone's own backing may already have read the data. The clone's buffer may then have
+        // another use, so the late data must not be copied into it.
         let Some(asked) = self.parents.take_answered(reply.id.0 as u32) else { return };
         let result = self.parents.result_of(&asked, reply.result);
         let Asked { clone, number, slice, buffer, .. } = asked;

@@ -18,9 +18,9 @@
 //! # Lease
 //! A disk that several hosts may write has a [`Gate`], which is open while this host's lease is
 //! valid. The gate is checked just before each change. A blocked change is retried every
-//! [`RETRY_NS`]. A blocked change fails after `wait_max`, or when another host owns the disk.
-//! Buffered parts of unaligned writes are then written through, because the kernel could otherwise
-//! write a dirty page later.
+//! [`RETRY_NS`]. A blocked change fails after `wait_max`, or when another host owns the disk. If a
+//! disk has a gate, the buffered parts of its unaligned writes are durable writes. Otherwise the
+//! kernel could write a dirty page after the lease has ended.
 //!
 //! # Locks
 //! The lock of the file is exclusive for a writable disk, and shared for a read-only disk; see
@@ -82,7 +82,8 @@ const SEVERAL: u32 = 1 << 31;
 /// Token index of the helper's eventfd. Slots never reach this number.
 const HELPER: u32 = u32::MAX;
 
-/// Pause before a change that the lease gate blocked is retried, nanoseconds.
+/// Pause before the I/Os that the lease gate or a stale file handle stopped are retried,
+/// nanoseconds.
 const RETRY_NS: u64 = 20_000_000;
 
 /// Descriptors of the file in the I/O ring.
@@ -458,8 +459,8 @@ impl FileBacking {
         if !self.working.is_empty() {
             self.working.remove(&io);
         }
-        // The kernel reports a failed writeback, or flush of the device, once for the file: the
-        // next flush succeeds.
+        // The kernel reports a failed writeback, or a failed flush of the device, only once for the
+        // file. The next flush succeeds, although data may be lost.
         if !self.durable.is_empty() && self.durable.remove(&io) {
             self.has_lost |= matches!(result, Err(IoError::Failed | IoError::NoSpace));
         }
@@ -478,10 +479,10 @@ impl FileBacking {
         match (io.op, io.slice) {
             (IoOp::Read | IoOp::Write(_), None) => unreachable!("a transfer has a slice"),
             (IoOp::WriteJournal, _) => unreachable!("journals are on flash"),
-            // The I/O may have to be repeated.
+            // A stale file handle may stop any I/O, which is then repeated.
             _ if self.class == FdClass::Foreign => self.start_several(ring, now, io, first_step(io.op)),
             (IoOp::Flush, _) => ring.fsync(tokens.token(io.id.0), buffered),
-            // The flush may have to be repeated.
+            // The lease gate may stop the write, which is then repeated.
             (IoOp::Write(_), _) if self.gate.is_some() => self.start_several(ring, now, io, Step::Parts),
             (IoOp::Read | IoOp::Write(_), Some(slice)) => match direct {
                 None => self.transfer(ring, io.id.0, io.op, buffered, io.offset, slice),
@@ -510,7 +511,8 @@ impl FileBacking {
         }
         let several = &mut self.several[slot as usize];
         several.stopped |= is_stale || completion.result == -libc::ECANCELED && self.gate.is_some();
-        // A block device refuses ranges that are not whole blocks; hob then does the same.
+        // A block device refuses to discard or zero ranges that are not whole blocks. hob treats
+        // that like an operation that the device does not support.
         let refused = completion.result == -libc::EINVAL
             && matches!(several.step, Step::Discard | Step::Punch | Step::ZeroRange);
         let result = if refused { Err(IoError::Unsupported) } else { result };

@@ -2,8 +2,8 @@
 //!
 //! hob starts `qemu-nbd` for the image on a Unix socket in a directory that only this user can
 //! enter. From then on the backing is an NBD export. [`child`] reports when the process ends. The
-//! child is told the format of every file ([`node`]), so that it probes none. A sandbox stops it
-//! from opening other files ([`sandbox`]).
+//! child is told the format of every file ([`node`]), so that it probes none. If the kernel has
+//! Landlock, a sandbox stops the child from opening other files ([`sandbox`]).
 //!
 //! The child locks the image as QEMU does, so that a running guest and hob cannot both write it.
 //! The image stays locked as long as this child runs. hob itself locks all files of a read-only
@@ -53,7 +53,8 @@ use crate::token::TokenSpace;
 /// milliseconds.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
-/// Longest wait for another host to close the image.
+/// Maximum time for which [`ImageLock::take`] tries again to open the image, which the former host
+/// may still have locked.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Options for the child's access to the image, best first. Older QEMUs and some filesystems do not
@@ -83,8 +84,8 @@ pub(super) fn open(
         Access::ReadWrite if options.locked => Opens::ReadWrite,
         Access::ReadOnly if options.locked => Opens::ReadOnly,
         _ => {
-            // An earlier process of this host may have written the image; a read-only child does
-            // not flush.
+            // An earlier process of this host may have written the image. The child opens the image
+            // read-only and does not flush it, so hob flushes it here.
             flush(&path).map_err(|source| OpenError::System { path: path.clone(), source })?;
             Opens::Unlocked
         }
@@ -93,7 +94,8 @@ pub(super) fn open(
     let (reconnect_min, reconnect_max) = RECONNECT;
     let options = BackingOptions { reconnect_min, reconnect_max, ..options.clone() };
     let mut complaint = String::new();
-    // A file that is replaced while the child opens it has a different state afterwards.
+    // The state is read before and after the child opens the image. If the states differ, the file
+    // may have been replaced in the meantime.
     let state = if opens == Opens::ReadOnly { image.state() } else { None };
     let parent_state = if options.shares_parent { image.parent_state() } else { None };
     for modes in ACCESS_MODES {

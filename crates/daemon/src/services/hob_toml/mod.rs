@@ -70,8 +70,9 @@ service! {
         /// Locked while the file is applied: at the start, when guests have had time to connect
         /// again, or by command.
         applying: Arc<tokio::sync::Mutex<()>>,
-        /// True if the saved copy of hob.toml is that of a file that was applied after the daemon's
-        /// start. Locked while hob writes the copy.
+        /// True if `hob config apply` has saved a copy of its hob.toml since the daemon's start.
+        /// The hob.toml of the start then does not replace this copy. Locked while hob writes the
+        /// copy.
         is_copy_applied: Arc<Mutex<bool>>,
     }
 }
@@ -183,8 +184,9 @@ impl HobToml {
         }
     }
 
-    /// Saves a copy of a hob.toml that was applied. Without the copy, a restart with an invalid
-    /// file would return to the configuration before the apply.
+    /// Saves a copy of a hob.toml that was applied. If hob.toml is invalid at the next start, the
+    /// daemon uses the saved copy. Without this call, that copy would be the hob.toml before the
+    /// apply.
     async fn keep_applied(&self, config: Config) {
         let has_same_state = self.running.get().is_some_and(|running| running.state_dir == config.state_dir);
         let Some(accepted) = config.to_keep().filter(|_| has_same_state) else { return };
@@ -238,8 +240,9 @@ impl HobToml {
     }
 
     /// Applies the changes in hob.toml since the last reload, except those that empty a cache or
-    /// remove an object. Logs the remaining changes. Changes for which guests must be disconnected
-    /// are made later, because guests are about to connect again.
+    /// remove an object. Logs the differences that were made by command, and leaves them. Changes
+    /// for which guests must be disconnected are made later, because guests are about to connect
+    /// again.
     pub(super) async fn apply_changed(&self, config: &Config) {
         let before = self.definitions().0.clone();
         let now = definitions_of(config);
@@ -255,7 +258,8 @@ impl HobToml {
             is_changed || is_dropped || before.contains_key(&unapplied_key(it)) || is_refused(it)
         };
         let mut found = self.found(config, config).await;
-        // The start has just tried to create these pools, unless that needs '--yes'.
+        // The start has just tried to create the pools that are new in hob.toml, except those whose
+        // creation needs '--yes'.
         found.retain(|it| {
             let is_tried = it.difference.is_added() && it.difference.by == ConfigRemedy::Apply;
             let pool = it.difference.subject.strip_prefix("pool ").filter(|_| is_tried);
@@ -275,7 +279,7 @@ impl HobToml {
         }
         let dropped: Vec<String> = changed.iter().filter_map(|it| dropped_by(&it.difference)).collect();
         let (mut later, changed): (Vec<Found>, Vec<Found>) = changed.into_iter().partition(waits_for_guests);
-        // A path becomes free only when the change that releases the path is made.
+        // A change that takes a path is delayed together with the change that releases the path.
         let mut changed = changed;
         loop {
             let (with_them, others): (Vec<Found>, Vec<Found>) =
@@ -329,7 +333,8 @@ impl HobToml {
 
     /// Makes the waiting changes that are possible now.
     async fn apply_due(&self, config: &Config, guests_had_time: bool) {
-        // A newer file, which is being applied by command, may withdraw the changes.
+        // Wait for a command that is applying a newer file, because that file may withdraw the
+        // changes.
         let turn = self.applying.lock().await;
         let found = self.found(config, config).await;
         // The changes stay in the list until they are made, which may take long.

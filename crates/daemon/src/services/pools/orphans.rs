@@ -18,7 +18,7 @@ use crate::services::registry::{OrphanContent, OrphanJournal, PoolEntry};
 use crate::state::CacheOwner;
 use crate::watchdog::contained;
 
-/// Interval between two checks whether the journals are read.
+/// Interval between two checks whether all reads of journals have ended.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 
 /// Reads the journal of an orphan or of an offline disk's cache.
@@ -87,7 +87,8 @@ impl Pools {
         read_journal(flash, owner).await
     }
 
-    /// Waits until the journals of all orphans are read, at most `patience`.
+    /// Starts to read the journals of all orphans that are not read yet, and waits until these
+    /// reads have ended. The wait ends after `patience` in any case.
     pub(in crate::services) async fn await_orphans(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         while !self.read_these(PoolEntry::begin_reading) && Instant::now() < deadline {

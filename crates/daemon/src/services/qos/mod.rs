@@ -123,7 +123,7 @@ impl QosService {
             .await
     }
 
-    /// Removes a storage policy that no disk has.
+    /// Removes a storage policy that no disk follows.
     pub(crate) async fn policy_remove(&self, name: String) -> Result<StoragePolicy> {
         let service = self.clone();
         self.tasks
@@ -288,8 +288,9 @@ impl Rules {
         self.policies.iter().map(state).collect()
     }
 
-    /// Checks that no datastore has more reservations than capacity. Returns notes about datastores
-    /// of unknown capacity.
+    /// Checks that the sum of the reservations of each datastore's disks is not above the
+    /// datastore's capacity. Returns a note about each datastore that has reservations and no known
+    /// capacity.
     fn check_reservations(&self, inner: &Inner) -> Result<Vec<String>> {
         let mut notes = Vec::new();
         let mut reserved = BTreeMap::new();
@@ -386,7 +387,7 @@ fn follows(disk: &DiskEntry, policy: &str) -> bool {
 
 fn two_rules() -> ApiError {
     ApiError::invalid("a disk with a storage policy cannot have its own shares, reservation or limits")
-        .hint("pass either a policy or shares, reservation and limits")
+        .hint("pass either a storage policy, or shares, reservation and limits")
 }
 
 /// Converts an entitlement into the engine's type.

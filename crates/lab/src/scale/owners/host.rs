@@ -26,7 +26,9 @@ const GOES: u32 = 5;
 enum Purpose {
     /// A request of the lease manager, with its call number.
     Lease(u64),
+    /// A read of the etcd keys of these disks.
     Looks(Vec<String>),
+    /// A transaction that acquires this disk.
     Take(String),
 }
 
@@ -39,12 +41,12 @@ pub(super) struct Host {
     keeper: LeaseManager,
     term: Option<LeaseTerm>,
     pub(super) waiting: Waiting,
-    /// Disks of other hosts that this host watches.
+    /// Disks for which this host waits while other hosts serve them.
     told: BTreeSet<String>,
     pub(super) held: Vec<String>,
     seats: BTreeMap<String, OwnershipState>,
     asked: BTreeMap<u64, Purpose>,
-    /// Disks to read when a request slot is free.
+    /// Disks whose etcd keys are read when a request slot is free.
     to_look: VecDeque<String>,
     /// Disks that the host tries to acquire, with the remaining attempts.
     trying: BTreeMap<String, u32>,

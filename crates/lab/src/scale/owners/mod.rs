@@ -28,7 +28,7 @@ use host::Host;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Time by which all hosts have joined and have their disks.
+/// Time by which all hosts have joined the cluster and own their first disks, nanoseconds.
 const JOINED_NS: u64 = 4 * SECOND_NS;
 
 /// Method by which hosts find released disks.
@@ -36,7 +36,7 @@ const JOINED_NS: u64 = 4 * SECOND_NS;
 pub enum Pacing {
     /// Once per second, each host reads the etcd keys of each disk for which it waits.
     Looks,
-    /// Hosts watch changes, and read many disks with one request.
+    /// etcd notifies the hosts of changes. A host reads the keys of many disks with one request.
     ClusterEvent,
 }
 
@@ -304,7 +304,7 @@ impl Play {
         self.tell();
     }
 
-    /// Sends watch events to every watching host.
+    /// Sends watch events to every running host that waits for a disk.
     fn tell(&mut self) {
         let news: Rc<[_]> = self.server.store.take_news().into();
         if news.is_empty() || self.owners.pacing == Pacing::Looks || self.now.0 <= JOINED_NS {

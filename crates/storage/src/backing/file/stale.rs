@@ -2,15 +2,19 @@
 //!
 //! ESTALE means that the server does not know the handle of the open file any more, for example
 //! after a failover or after its filesystem was exported again. The descriptor never recovers. So
-//! requests wait, and the path is opened again every [`RETRY_NS`] until it leads to the same file:
-//! same inode and creation time, and not shorter. If the filesystem has no creation times, another
-//! file may have got the inode's number. Then hob does not use the file until an operator restarts
-//! hob. The old descriptor numbers then refer to the newly opened file. If hob locked the old file
-//! when it opened the disk, hob locks the new file before that. If another process has locked the
-//! new file, hob does not use the file.
+//! requests wait, and hob opens the path again every [`RETRY_NS`] until the path leads to the same
+//! file: same inode and creation time, and not shorter. hob then makes the old descriptor numbers
+//! refer to the newly opened file.
 //!
-//! Requests fail after the disk's `backing_timeout`, which counts from the start of the outage. The
-//! server may have lost unflushed writes together with the handle, so the driver reports a loss.
+//! If the filesystem has no creation times, another file may have got the inode's number. In this
+//! case hob does not use the file until an operator restarts hob. If hob locked the old file when
+//! it opened the disk, hob first locks the newly opened file. While another process has the new
+//! file locked, hob does not use the file.
+//!
+//! A request that began before the outage fails after the disk's `backing_timeout`. For a request
+//! that begins during the outage, the timeout counts from the start of the outage. Such a request
+//! waits at least [`WAIT_NS_MIN`], or for the timeout if that is shorter. The server may have lost
+//! unflushed writes together with the handle, so the driver reports a loss.
 #![allow(unsafe_code)]
 
 use std::fs::OpenOptions;

@@ -25,7 +25,7 @@ pub(super) struct Several {
     pub(super) deadline: Instant,
 }
 
-/// State of an I/O that consists of several operations.
+/// Step of an I/O that consists of several operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Transferring the parts of an unaligned read or write.
@@ -94,8 +94,9 @@ impl FileBacking {
         self.several[slot as usize].in_flight = count;
     }
 
-    /// Handles an I/O that the lease gate or a stale file handle stopped: retries the whole I/O
-    /// later, or fails it.
+    /// Handles an I/O that the lease gate or a stale file handle stopped. The whole I/O is retried
+    /// later. The I/O fails if its deadline has passed, if the backing was revoked, or if the
+    /// backing is being closed.
     pub(super) fn stop(&mut self, now: Instant, slot: u32) {
         let Several { io, deadline, .. } = self.several[slot as usize];
         let error = match self.is_lost || self.life != Life::Open {
@@ -134,13 +135,15 @@ impl FileBacking {
             (several.step, several.result) = (step, Ok(()));
             return self.run_step(ring, slot);
         }
-        // A discard is only a hint, so it is not a failure if the file does not support it.
+        // A discard is only a hint. So a discard succeeds even if the file does not support it.
         let granted = step == Step::Discard && result == Err(IoError::Unsupported);
         self.free.push(slot);
         self.finish(io.id, if granted { Ok(()) } else { result });
     }
 
-    /// Retries the I/Os that were stopped, or fails those that waited too long.
+    /// Retries the I/Os that the lease gate or a stale file handle stopped. If the gate is still
+    /// closed or the handle is still stale, the I/Os whose deadline has passed fail, and the others
+    /// wait on.
     pub(super) fn retry_stopped(&mut self, ring: &mut Ring, now: Instant) {
         let is_open = self.gate.as_ref().is_none_or(|gate| gate.is_open()) && !self.stale.is_stale();
         for slot in std::mem::take(&mut self.stopped) {

@@ -1,10 +1,13 @@
-//! Sandbox of the QEMU programs that hob starts for an image. The QEMU programs may open the
-//! image's recorded files, but no other data of the host.
+//! Sandbox of the QEMU programs that hob starts for an image whose files are recorded. The QEMU
+//! programs may open the recorded files, but no other data of the host. The QEMU programs may also
+//! open programs, libraries, and the settings that libraries read.
 //!
-//! Landlock, a function of the kernel, restricts the programs, even when hob runs as root. The
-//! programs gain no privileges (`no_new_privs`) and open no TCP connection. If the header of an
-//! image names another host file, the programs cannot open that file. Without Landlock (Linux
-//! before 5.13, or disabled), hob only checks the recorded files, and logs a warning once.
+//! Landlock, a function of the kernel, restricts the programs, even when hob runs as root. If the
+//! header of an image names another host file, the programs cannot open that file. From Linux 6.7
+//! on, the programs cannot use TCP either. Without Landlock (Linux before 5.13, or disabled), the
+//! programs can open all files that hob can open. hob then only checks the recorded files, and logs
+//! a warning once. With and without Landlock, the programs gain no privileges (`no_new_privs`).
+//!
 //! Landlock: <https://docs.kernel.org/userspace-api/landlock.html>.
 #![allow(unsafe_code)]
 
@@ -47,7 +50,7 @@ const VERSION_OF_SCOPES: i64 = 6;
 /// Directories of programs and libraries.
 const PROGRAMS: &[&str] = &["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/nix/store", "/gnu/store"];
 
-/// Files that libraries read when a program starts.
+/// Files and directories that libraries read when a program starts.
 const SETTINGS: &[&str] = &[
     "/etc/ld.so.cache",
     "/etc/ld.so.preload",
@@ -85,8 +88,9 @@ pub(super) struct Sandbox {
     rules: Option<OwnedFd>,
 }
 
-/// Restricts a program that is started later: of the host's data, it can only read an image's
-/// files.
+/// Restricts the program of `command` before it is started. Of the host's data, the program can
+/// read only the image and `files`. On a kernel without Landlock, the program can read everything
+/// that hob can read.
 ///
 /// # Errors
 /// Returns a system error, for example if a file is missing.
