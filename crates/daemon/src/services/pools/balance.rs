@@ -3,9 +3,9 @@
 //!
 //! When a device is removed, its caches move to other devices. When the device returns, all
 //! segments of a cache are on the devices that stayed. A second copy then has no space on another
-//! device, so that no data becomes dirty any more. Balancing exchanges some segments for segments
-//! on other devices. Balancing releases the emptiest segments first and writes their dirty data to
-//! the backing.
+//! device, so the cache accepts no more dirty data. Balancing exchanges some segments of the cache
+//! for segments on other devices. Balancing first writes the dirty data of the emptiest segments to
+//! the backing and releases these segments.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
