@@ -272,7 +272,7 @@ fn not_simulated(row: &Preset) -> Option<String> {
     (*mode != Mode::WriteThrough).then(|| {
         format!(
             "{name} is a {mode} cache, and writes were counted as write-through: its policy and \
-            admission decide as in that mode, but the simulation has no second copies and no dirty \
+            admission decide as in that mode, but the simulation has no replicas and no dirty \
             data; 'hob lab latency --preset {name}' simulates these too"
         )
     })
