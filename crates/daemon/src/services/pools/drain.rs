@@ -494,8 +494,8 @@ impl DiskEntry {
     }
 }
 
-/// Returns as text for users when a cache in the mode write-back uses write-back again. Until then,
-/// the cache cannot keep dirty data safely.
+/// Returns the condition, as text for users, under which a cache uses write-back again. Before
+/// that, the cache cannot keep dirty data safely.
 fn until_complete(copies: Copies) -> &'static str {
     match copies {
         Copies::One => "until its journal is complete again",
