@@ -32,7 +32,7 @@ pub(super) struct Modes {
 pub(super) struct PendingDrain {
     /// Reason why the drain waits; `None` while the backing answers.
     waits: Option<String>,
-    /// True if a command has stopped the drain.
+    /// True if this drain must stop.
     is_stopped: bool,
 }
 
