@@ -1,9 +1,9 @@
 //! Plays traces through the caches of Linux: dm-cache with its policy smq, bcache and dm-writecache.
 //!
 //! The caches run in a guest of QEMU without KVM. The guest's clock counts instructions, so results
-//! do not depend on the speed of the host, and waiting takes no time. A guest has all caches in all
-//! sizes. Their disks hold no data. The guest boots Debian's cloud kernel with [`INIT`] as first
-//! process, which builds the caches and starts [`PLAYER`].
+//! do not depend on the speed of the host, and waiting takes no time. A guest runs all chosen
+//! caches in all sizes. The cached disks store no data. The guest boots Debian's cloud kernel with
+//! [`INIT`] as first process, which builds the caches and starts [`PLAYER`].
 
 mod archive;
 mod console;
@@ -67,7 +67,7 @@ impl Kind {
         }
     }
 
-    /// Returns the line of the guest's plan that adds this cache.
+    /// Returns the line of the plan from which the guest builds this cache.
     fn plan(self, size: usize, bytes: u64) -> String {
         let sectors = bytes / 512;
         let name = self.instance(size);
@@ -78,7 +78,7 @@ impl Kind {
         }
     }
 
-    /// Returns the name of the cache of one size in the guest.
+    /// Returns the name in the guest of a cache of this kind. `size` is the number of the size.
     fn instance(self, size: usize) -> String {
         format!("{}.{size}", self.name())
     }
@@ -120,11 +120,12 @@ pub(super) struct Guest {
     /// Virtual duration of the trace, and the factor by which the trace was sped up.
     pub(super) seconds: f64,
     pub(super) speed_up: f64,
-    /// Maximum delay of a request, milliseconds of virtual time.
+    /// Longest time by which a request started later than the trace says, milliseconds of virtual
+    /// time.
     pub(super) late_ms: u64,
 }
 
-/// Everything that guests have in common.
+/// The kernel, programs and options that all guests use.
 #[derive(Debug)]
 pub(super) struct LinuxCaches {
     kernel: PathBuf,
@@ -170,10 +171,11 @@ impl LinuxCaches {
         Ok(Self { kernel, archive, options: options.clone(), versions })
     }
 
-    /// Plays a trace to the caches in these sizes.
+    /// Runs a guest that sends the requests of a trace to the chosen caches in these sizes.
     ///
     /// # Errors
-    /// Returns an error if the guest cannot run. A cache that fails is one of the troubles.
+    /// Returns an error if the guest cannot run. The failure of a cache is not an error, but is
+    /// recorded in [`Guest::troubles`].
     pub(super) fn play(
         &self,
         records: &[Record],
@@ -376,7 +378,8 @@ fn add_programs(archive: &mut Archive, programs: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Adds modules, and their order as `modules/order`.
+/// Adds the kernel modules to the archive. The file `modules/order` lists them in the order in
+/// which the guest must load them.
 fn add_modules(archive: &mut Archive, release: &str) -> Result<()> {
     let mut files: Vec<PathBuf> = Vec::new();
     for module in MODULES {

@@ -1,4 +1,4 @@
-//! A pool device on another host: a socket with an NBD server. The device has only second copies of
+//! A pool device on another host: a socket with an NBD server. The device has only replicas of
 //! data, and its I/Os fail only when hob abandons the device.
 
 mod common;

@@ -1,4 +1,5 @@
-//! Passes trace records on in blocks of a few thousand, so that consumers work on slices.
+//! Reads the records of a trace in *record blocks*. A record block is a slice of a few thousand
+//! consecutive records.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -8,12 +9,12 @@ use anyhow::{Context, Result};
 
 use super::{OpenOptions, Record, TraceReader, binary, open};
 
-/// Number of records per block of a generated or decoded trace.
+/// Number of records in a record block of a generated or decoded trace.
 const RECORDS_A_BLOCK: usize = 1 << 13;
 
-/// A trace that is read block by block.
+/// A trace whose records are read in record blocks: slices of a few thousand consecutive records.
 pub trait Blocks {
-    /// Returns the next records in order, or an empty slice at the end.
+    /// Returns the next record block, or an empty slice at the end of the trace.
     ///
     /// # Errors
     /// Returns an error if the trace cannot be read any further.
@@ -26,7 +27,7 @@ impl<R: Read> Blocks for binary::Reader<R> {
     }
 }
 
-/// Groups the records of an iterator into blocks.
+/// Groups the records of an iterator into record blocks.
 #[derive(Debug)]
 pub struct Gathered<I> {
     records: I,
@@ -41,7 +42,7 @@ impl<I> Gathered<I> {
 }
 
 impl<I: Iterator<Item = Result<Record>>> Gathered<I> {
-    /// Creates blocks from the records of an iterator.
+    /// Creates an object that groups the records of this iterator into record blocks.
     pub fn new(records: I) -> Self {
         Gathered { records, block: Vec::with_capacity(RECORDS_A_BLOCK) }
     }
@@ -57,8 +58,8 @@ impl<I: Iterator<Item = Result<Record>>> Blocks for Gathered<I> {
     }
 }
 
-/// A trace file as blocks. hob's binary format has a fast path, and all other formats use a
-/// [`TraceReader`].
+/// A trace file that is read in record blocks. A trace in hob's binary format is read faster than
+/// traces in all other formats, which use a [`TraceReader`].
 #[derive(Debug)]
 pub enum TraceBlocks {
     /// The path of an uncompressed trace in hob's binary format, and its reader for all disks.

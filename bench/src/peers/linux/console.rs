@@ -2,7 +2,7 @@
 //!
 //! | line | meaning |
 //! |---|---|
-//! | `played NAME reads=N hits=N errors=N late_ms=N` | the player's counters of a cache |
+//! | `played NAME reads=N hits=N errors=N late_ms=N` | counters of the requests to a cache |
 //! | `counted NAME sectors=N [metadata_sectors=N]` | units of 512 bytes written to a cache's devices |
 //! | `trouble TEXT` | a failure; the text often begins with the name of a cache |
 //! | `complete` | the guest printed everything |
@@ -20,16 +20,20 @@ pub(super) struct Counters {
     pub(super) flash_write_bytes: u64,
     /// Bytes written to a separate device for metadata, if the cache has one.
     pub(super) metadata_write_bytes: Option<u64>,
-    /// Maximum delay of a request against the trace's times, milliseconds.
+    /// Longest time by which a request started later than the trace says, milliseconds of virtual
+    /// time.
     pub(super) late_ms: u64,
 }
 
-/// Result of a guest.
+/// The guest's console output, parsed: counters of the caches, and failures.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Console {
-    /// Counters of the caches that played the whole trace without an error, by name.
+    /// Counters by name of the cache. Only caches that served the whole trace without an error have
+    /// counters.
     pub(super) caches: BTreeMap<String, Counters>,
+    /// Failures that the guest printed or that its output shows.
     pub(super) troubles: Vec<String>,
+    /// True if the guest printed everything.
     pub(super) is_complete: bool,
 }
 

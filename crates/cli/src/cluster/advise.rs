@@ -122,10 +122,12 @@ fn moves(advice: &ClusterAdvice) -> String {
     )
 }
 
-/// Lists caches whose size the advice would change by more than a tenth, if that increases the
-/// hits.
+/// Lists commands that resize caches to their advised sizes. Sizes that differ by at most a tenth
+/// from the present sizes are left out. A larger cache is listed only if it raises the disk's hit
+/// ratio by more than one percentage point. A smaller cache is listed only if the advice as a whole
+/// raises the hits of all disks by more than 1 %.
 fn resizes(advice: &ClusterAdvice) -> Vec<String> {
-    /// Minimum gain in percentage points.
+    /// Minimum increase of a disk's hit ratio, percentage points.
     const WORTH: f64 = 1.0;
     let is_other = |disk: &&AdvisedDisk| {
         let (now, then) = (disk.cache.bytes() as f64, disk.cache_then.bytes() as f64);

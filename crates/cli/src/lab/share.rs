@@ -75,7 +75,7 @@ pub(super) struct Division {
 }
 
 impl Division {
-    /// Returns true if divisions of a pool are to be compared.
+    /// Returns true if the user gave the option `--share`.
     pub(super) fn is_wanted(&self) -> bool {
         !self.ways.share.is_empty()
     }
@@ -171,7 +171,7 @@ impl PoolArgs {
     }
 }
 
-/// A comparison of divisions, as a command asks for it.
+/// Input of a comparison of ways to divide a pool: traces, pool sizes, and cache settings.
 pub(super) struct Comparison<'a> {
     pub(super) sources: Vec<Source>,
     /// Duration to which the times of each disk are scaled, seconds.
@@ -181,7 +181,7 @@ pub(super) struct Comparison<'a> {
     pub(super) block_bytes: u64,
     pub(super) policy: PolicyKind,
     pub(super) admission: Admission,
-    /// Ways to compare; all if empty.
+    /// Ways to divide the pool that are compared; all ways if empty.
     pub(super) shares: Vec<Share>,
     /// Number of parallel simulations; one for each processor if `None`.
     pub(super) threads: Option<usize>,
@@ -191,9 +191,9 @@ pub(super) struct Comparison<'a> {
     pub(super) csv: Option<&'a Path>,
 }
 
-/// Unit of the division, unless an option sets another unit.
+/// Default segment size, bytes. A pool is divided between disks in whole segments.
 const SEGMENT_BYTES: u64 = 1 << 20;
-/// Size of a cache block, unless an option sets another size.
+/// Default size of a cache block, bytes.
 pub(super) const BLOCK_BYTES: u64 = 4096;
 
 /// The recommended pool.
@@ -269,7 +269,7 @@ pub(super) fn simulate(comparison: &Comparison<'_>, stop: &AtomicBool) -> anyhow
     Ok(Compared { report, duration_ns })
 }
 
-/// Returns the given ways, each once, or all if none is given.
+/// Returns the given ways to divide a pool without duplicates, or all ways if `shares` is empty.
 fn ways(shares: &[Share]) -> Vec<Share> {
     let wanted: &[Share] = if shares.is_empty() { &Share::ALL } else { shares };
     let mut ways = Vec::new();
@@ -281,7 +281,8 @@ fn ways(shares: &[Share]) -> Vec<Share> {
     ways
 }
 
-/// Returns the pools to simulate, each once.
+/// Returns the pools to simulate, without duplicates. Adds a note if a pool was enlarged to one
+/// segment for each disk.
 fn pools(
     comparison: &Comparison<'_>,
     footprint_bytes: u64,
@@ -313,8 +314,8 @@ fn pools(
     Ok(pools)
 }
 
-/// Returns the smallest pool that reaches the target, or nine tenths of the highest hit ratio with a
-/// target of 0.
+/// Returns the smallest pool that reaches the target hit ratio. If `target` is 0, the target is
+/// nine tenths of the highest measured hit ratio.
 fn recommended(rows: &[Row], target: f64) -> Recommended {
     let most = rows.iter().map(|row| row.read_hit_ratio).fold(0.0, f64::max);
     let target_hit_ratio = if target > 0.0 { target } else { 0.9 * most };

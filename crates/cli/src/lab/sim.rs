@@ -109,7 +109,7 @@ impl FromStr for CacheSize {
     }
 }
 
-/// Compares divisions of one pool between the disks of the trace.
+/// Compares ways to divide one pool between the disks of the traces (option `--share`).
 fn divide(args: &Sim, global: &Global) -> anyhow::Result<()> {
     let ([policy], [admission], [block_size]) =
         (args.policy.as_slice(), args.admission.as_slice(), args.block_size.as_slice())
@@ -272,7 +272,7 @@ fn not_simulated(row: &Preset) -> Option<String> {
     (*mode != Mode::WriteThrough).then(|| {
         format!(
             "{name} is a {mode} cache, and writes were counted as write-through: its policy and \
-            admission decide as in that mode, but the simulation has no second copies and no dirty \
+            admission decide as in that mode, but the simulation has no replicas and no dirty \
             data; 'hob lab latency --preset {name}' simulates these too"
         )
     })
@@ -286,7 +286,11 @@ fn policy_names() -> String {
     POLICIES.iter().map(|row| row.name).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the policy of a comparison of divisions, which simulates one policy.
+/// Returns the policy with this name for the option `--share`. This option compares ways to divide
+/// a pool, and simulates only one policy.
+///
+/// # Errors
+/// Returns an error for `all`, for `optimum`, and for a name that is not the name of a policy.
 pub(super) fn one_policy(name: &str) -> anyhow::Result<PolicyKind> {
     if matches!(name, "all" | "belady" | OPTIMUM) {
         bail!(
@@ -317,7 +321,7 @@ pub(super) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// Returns the bytes that a trace accesses, and the number of its requests.
+/// Returns the number of bytes that a trace accesses at least once, and the number of its requests.
 fn count(args: &Sim, stop: &std::sync::atomic::AtomicBool) -> anyhow::Result<(u64, u64)> {
     if args.source.trace == Path::new("-") {
         bail!("standard input cannot be read twice: give sizes in bytes instead of shares of the footprint");

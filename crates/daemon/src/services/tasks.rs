@@ -1,9 +1,10 @@
 //! Changes in progress, and the results of changes whose client stopped waiting: `hob tasks`.
 //!
-//! Every change is a task. If the client of a task receives the result, the task is removed.
-//! If no client receives the result, the result is kept. Drains have no waiting client. A failed
-//! task is a health problem until an operator acknowledges it, also after a restart. Other tasks
-//! are not saved.
+//! Every change is a task. If the client of a task receives the result, the task is removed. If no
+//! client receives the result, the result is kept. The client of a drain waits only for a short
+//! time, so the result of a longer drain is kept. A failed task is a health problem until an
+//! operator acknowledges it, also after a restart: the state file has all failed tasks. Running,
+//! completed and cancelled tasks are not saved, so the list does not have them after a restart.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -145,8 +146,8 @@ impl List {
         self.trim(|state| matches!(state, TaskState::Done | TaskState::Cancelled), ENDED_MAX);
     }
 
-    /// Removes the oldest tasks in a state for which `is_one` returns true, so that at most `most`
-    /// of them remain.
+    /// Removes the oldest of the tasks for whose state `is_one` returns true, so that at most
+    /// `most` of these tasks remain.
     fn trim(&mut self, is_one: impl Fn(TaskState) -> bool, most: usize) {
         let ids: Vec<u64> =
             self.list.iter().filter(|(_, entry)| is_one(entry.state)).map(|(id, _)| *id).collect();

@@ -180,7 +180,8 @@ pub(crate) struct JournalSpec {
     /// Owner id that the cache's segments have on flash.
     #[serde(with = "word")]
     pub(crate) owner: CacheOwner,
-    /// Highest ring number of the journal so far.
+    /// Number of the journal's newest ring. Each new ring gets the next number, and no number is
+    /// used twice. The newest ring may not exist, if hob could not make it.
     #[serde(default)]
     pub(crate) ring: u32,
     /// Recovery must not use clean data of journal rings up to this number, because one of these
@@ -191,14 +192,15 @@ pub(crate) struct JournalSpec {
     /// when the journal could not be written any more.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) discarded_ring: u32,
-    /// State of the backing when the cache was closed, until the cache is opened again.
+    /// State of the backing when the cache was closed; `None` after the cache is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
     /// Recorded evidence that the backing matches the cache. The evidence belongs to the journal
     /// ring with the number `ring`, and exists only if all sectors were verified.
     #[serde(default, with = "evidence", skip_serializing_if = "Option::is_none")]
     pub(crate) evidence: Option<ChangeToken>,
-    /// Boot of the host in which the cache was used last, to notice that its crash log is missing.
+    /// Boot of the host in which the cache was used last. This boot decides whether the cache must
+    /// have a crash log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) used: Option<UsedIn>,
     /// True if another program took over the backing while hob served it, which invalidates all
@@ -209,7 +211,8 @@ pub(crate) struct JournalSpec {
     /// the ring was lost, or the flash was replaced by an older copy.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) written: u32,
-    /// The highest ring number that was never in use, because the ring could not be made; or 0.
+    /// Highest number of a ring that hob could not make, so that the ring was never in use; 0 if
+    /// hob made all rings.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) unused: u32,
     /// True if hob has begun to remove the cache from flash, or if an operator has removed a
@@ -257,7 +260,8 @@ impl JournalSpec {
         self.used.is_some_and(|used| Some(used.boot) == boot && used.first_ring <= ring)
     }
 
-    /// Returns the ring that flash must have at least: the newest one that may have been in use.
+    /// Returns the number of the newest ring that may have been in use. Flash must have this ring
+    /// or a later one.
     pub(crate) fn required_ring(&self) -> u32 {
         if self.ring == self.unused { self.written } else { self.ring }
     }

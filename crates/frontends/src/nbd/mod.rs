@@ -9,10 +9,10 @@
 //! the next list after [`Connection::handle_sent`].
 //!
 //! # Limits
-//! A connection has at most [`COMMANDS_MAX`] commands in flight. The connection receives no command
-//! in four cases: it has this many commands in flight, no buffer is free for the next command, its
-//! client does not read replies, or the connection is quiesced. A malformed command gets an error
-//! reply. If the stream can no longer be parsed, only this connection ends.
+//! A connection has at most [`COMMANDS_MAX`] commands in flight. The connection receives no further
+//! command in four cases: it has this many commands in flight, its last command waits for a free
+//! buffer, its client does not read replies, or the connection is quiesced. A malformed command
+//! gets an error reply. If the stream can no longer be parsed, only this connection ends.
 //!
 //! # Buffers
 //! The engine has one reference to a payload buffer. The shard loop drops that reference when the
@@ -63,9 +63,10 @@ pub enum Receive {
     Bytes,
     /// Receive exactly this payload; more payload may follow it.
     Payload(BufferSlice),
-    /// Receive nothing until a command in flight is answered.
+    /// Receive nothing for now: too many commands are in flight, too many replies wait for the
+    /// socket, or the connection is quiesced.
     Pause,
-    /// Receive nothing until a buffer can be allocated.
+    /// Receive nothing until a buffer is free for the command that was received last.
     AwaitBuffer,
     /// Receive nothing more, because the connection is ending.
     Nothing,
@@ -243,7 +244,7 @@ impl Connection {
 
     /// Handles received bytes and returns how many were consumed. The caller passes unconsumed
     /// bytes again, before newly received ones. Bytes stay unconsumed if they are shorter than a
-    /// header, or if `poll_receive` returned a wait.
+    /// header, and while `poll_receive` returns `Pause` or `AwaitBuffer`.
     pub fn handle_received(&mut self, bytes: &[u8], payload: &mut impl Payload) -> usize {
         let mut at = 0;
         loop {

@@ -367,8 +367,8 @@ pub(super) fn pick(trials: &[Trial], enough: f64) -> &Trial {
     good.iter().find(alike).expect("the trial with the fewest writes qualifies")
 }
 
-/// Returns the cache with the largest block size whose results are as good as those of the best
-/// block size.
+/// Returns the cache with the largest block size whose hit ratio is at most half a percentage point
+/// below that of the best block size.
 fn choose_block(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max: u32) -> Result<Setting> {
     let sizes = (12..=block_bytes_max.ilog2()).map(|shift| 1 << shift);
     let settings: Vec<Setting> = sizes.map(|block_bytes| Setting { block_bytes, ..setting }).collect();
@@ -405,8 +405,8 @@ pub(super) fn sparing_of<'a>(
     trials.filter(is_sparing).min_by_key(|trial| trial.flash_write_bytes).unwrap_or(picked)
 }
 
-/// Returns trials of the chosen cache in other sizes, smallest first. Each trial has the policy
-/// with the most hits at its size.
+/// Returns the chosen cache and trials of other sizes, smallest first. Each trial of another size
+/// has the best policy for this size.
 pub(super) fn sizes(trials: &Trials<'_, '_>, cache: &Trial, knee_bytes: Option<u64>) -> Result<Vec<Trial>> {
     let setting = cache.setting;
     let parts = SIZES_SHOWN.map(|part| setting.cache_bytes as f64 * part);

@@ -130,9 +130,9 @@ impl BlockCurve<'_> {
     }
 }
 
-/// Returns the smallest cache size that reaches the target, and the largest block size that is as
-/// good at that size. Larger blocks need less memory for the index. Returns `None` if no read is
-/// ever a hit.
+/// Returns the smallest cache size that reaches the target, and a block size. The block size is the
+/// largest one whose hit ratio at that cache size is at most half a percentage point below the
+/// best. Larger blocks need less memory for the index. Returns `None` if no read is ever a hit.
 pub(super) fn start(curves: &[BlockCurve<'_>], target: f64) -> Option<Start> {
     let target = curves.iter().map(BlockCurve::best).fold(0.0, f64::max).min(target);
     let reaching = curves.iter().filter(|curve| curve.best() > 0.0);

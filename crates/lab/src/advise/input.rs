@@ -273,7 +273,8 @@ impl Sample<'_> {
     }
 }
 
-/// Records in memory, for functions that read a trace block by block.
+/// Records in memory, for functions that read a trace in record blocks: slices of a few thousand
+/// records.
 pub(super) struct Slices<'a>(pub(super) &'a [Record]);
 
 impl Blocks for Slices<'_> {

@@ -1,11 +1,12 @@
 //! Advice for a disk in service, computed from the miss-ratio curves that the daemon measures
 //! ([`hob_engine::sizing`]).
 //!
-//! Like the advice for a trace, this advice has the smallest cache that reaches the target, the
-//! largest block size that is as good, the knee, and flash writes. Results that need the requests
-//! themselves are left out, and the advice says so. The results left out are policies other than
-//! LRU, admission, latencies, savings of write-back, and blocks above 64 KiB. Sizes are in bytes,
-//! times in nanoseconds, and ratios from 0 to 1.
+//! Like the advice for a trace, this advice has the smallest cache that reaches the target hit
+//! ratio, the knee, and flash writes. It also has the largest block size whose hit ratio is at most
+//! half a percentage point below the best. Results that need the requests themselves are left out,
+//! and the advice says so. The results left out are policies other than LRU, admission, latencies,
+//! savings of write-back, and blocks above 64 KiB. Sizes are in bytes, times in nanoseconds, and
+//! ratios from 0 to 1.
 
 #[cfg(test)]
 mod tests;
@@ -38,7 +39,7 @@ const DAY_S: f64 = 86_400.0;
 /// Maximum relative difference between the present cache size and the recommended size at which the
 /// present size counts as right.
 const NEAR: f64 = 0.1;
-/// Sizes to show, relative to the recommended size.
+/// Cache sizes that the advice shows, as multiples of the recommended size.
 const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
 /// Minimum difference between the expected and the measured hit ratio of the present cache for
 /// which the advice has a remark.
@@ -172,7 +173,8 @@ pub struct LiveAdvice {
     pub knee: Option<SizePoint>,
     /// Results by block size, smallest block size first.
     pub block_sizes: Vec<BlockSize>,
-    /// Results for other sizes of the recommended cache, with LRU.
+    /// Hit ratios by cache size, with the recommended block size and LRU. The sizes are fractions
+    /// and multiples of the recommended size, the knee, and the size of the present cache.
     pub sizes: Vec<SizePoint>,
     /// Estimated wear of the flash.
     pub wear: Option<Wear>,

@@ -135,7 +135,8 @@ pub struct Advice {
     pub knee: Option<SizePoint>,
     /// Results by block size, smallest block size first.
     pub block_sizes: Vec<BlockSize>,
-    /// Results for other sizes of the recommended cache, each with the best policy of that size.
+    /// The recommended cache, and caches of other sizes with the best policy for each size;
+    /// smallest first.
     pub sizes: Vec<Trial>,
     /// Results of all policies at the recommended size and block size, best first.
     pub policies: Vec<Trial>,
@@ -225,8 +226,8 @@ pub struct BlockSize {
     pub target_bytes: Option<u64>,
     /// Knee of the curve of this block size.
     pub knee: Option<SizePoint>,
-    /// Hit ratio of reads at the recommended cache size. Without a recommendation, the size is the
-    /// target's size.
+    /// Hit ratio of reads at the recommended cache size, or at `target_bytes` if no cache is
+    /// recommended.
     pub read_hit_ratio: f64,
     /// Points of the curve: cache sizes with their read hit ratios.
     pub curve: Vec<SizePoint>,

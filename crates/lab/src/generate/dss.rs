@@ -94,13 +94,15 @@ struct Users {
 /// Number of types of query.
 const TYPES: u32 = 3;
 
-/// A scan by one user's query.
+/// The present query of one user: a scan, with index look-ups in between.
 #[derive(Clone, Copy, Debug, Default)]
 struct Scan {
+    /// Number of the partition that the query scans.
     partition: u64,
-    /// Next block of the scan, inside the partition.
+    /// Block that the scan read last, counted from the start of the partition. Before the first
+    /// read, a random block of the partition.
     block: u64,
-    /// Number of requests that the scan will still make.
+    /// Number of requests that the query will still make, look-ups included.
     left: u64,
     /// Type of the query. Queries of all types begin in turn.
     of_type: u32,

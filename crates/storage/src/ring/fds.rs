@@ -181,7 +181,8 @@ impl Ring {
     pub(crate) fn set_gate(&mut self, fd: Fd, file: FileNumber, gate: Arc<dyn Gate>) {
         let entry = self.entry_mut(fd);
         entry.gate = Some(FileGate { file, gate });
-        // io_uring makes even an attempt that does not block in a worker, which checks no gate.
+        // For a file of this class, a kernel worker of io_uring makes even attempts that do not
+        // block. A kernel worker checks no gate, so this process's own threads make the changes.
         entry.patient |= entry.class == FdClass::Foreign;
     }
 

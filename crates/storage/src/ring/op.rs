@@ -98,8 +98,8 @@ pub(super) struct Op {
 /// Whether an attempt may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// The attempt does not block, because it ends while it is submitted. The end of the attempt
-    /// needs no wake-up, unless the attempt was incomplete.
+    /// The attempt does not block: it ends while it is submitted. Kernels that support this report
+    /// the end of such a send or signal only if the attempt failed or was incomplete.
     AtOnce,
     /// The attempt may block: an earlier attempt was incomplete, or the descriptor does not support
     /// attempts that do not block.
@@ -109,7 +109,7 @@ pub(super) enum Pace {
 #[derive(Debug)]
 pub(super) enum Work {
     Vacant,
-    /// A read. The list has the parts of the buffer if the buffer is outside the arena.
+    /// A read. If the buffer is outside the arena, `parts` has space for the list of its parts.
     Read {
         slice: BufferSlice,
         offset: u64,
@@ -175,7 +175,7 @@ pub(super) enum Attempt {
         to: *mut u8,
         len: u32,
     },
-    /// Receives everything, unless the peer closes the connection.
+    /// Receives exactly `len` bytes, or fewer if the peer closes the connection.
     RecvAll {
         to: *mut u8,
         len: u32,
@@ -209,8 +209,8 @@ impl Attempt {
         matches!(self, Attempt::Send { .. } | Attempt::SendMessage { .. })
     }
 
-    /// Returns the result that a non-blocking attempt has after its submission, unless it fails;
-    /// `None` if it may block.
+    /// Returns the result that a non-blocking send or signal has after its submission, unless the
+    /// attempt fails. Returns `None` for all other attempts.
     pub(super) fn result_at_once(&self) -> Option<i32> {
         match *self {
             Attempt::Send { len, pace: Pace::AtOnce, .. } => Some(len as i32),
@@ -244,8 +244,8 @@ impl Default for Message {
 }
 
 impl Message {
-    /// Describes `gather` after its first `skip` bytes, as far as it fits into the header. Returns
-    /// the number of described bytes.
+    /// Fills the header with the parts of `gather` after its first `skip` bytes, at most
+    /// `IOVECS_MAX` parts. Returns the number of bytes in these parts.
     fn describe(&mut self, gather: &Gather, skip: usize, arena: &Arena) -> usize {
         let (mut skip, mut described) = (skip, 0);
         self.iovecs.clear();
@@ -268,7 +268,7 @@ impl Message {
         described
     }
 
-    /// Describes a part of a buffer outside the arena, in at most `IOVECS_MAX` pieces.
+    /// Returns the memory of a part of a buffer outside the arena, as at most `IOVECS_MAX` pieces.
     fn describe_shared(&mut self, slice: BufferSlice, arena: &Arena) -> &[libc::iovec] {
         let parts = arena.shared_parts(slice).take(IOVECS_MAX);
         self.iovecs.clear();

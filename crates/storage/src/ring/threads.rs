@@ -3,8 +3,8 @@
 //! A file operation occupies a thread until the device answers. The number of threads that one file
 //! may occupy is limited, so that a file that hangs delays no other file (see `workers.rs`). A
 //! socket operation is tried immediately. If it would block, it is tried again when epoll reports
-//! that the socket is ready. So idle sockets need no threads. Waiting does not poll, because the
-//! threads need the CPU.
+//! that the socket is ready. So idle sockets need no threads. The shard's thread does not poll
+//! while it waits, because the other threads need the CPU.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;

@@ -155,13 +155,13 @@ impl Uring {
             Err(_) => (IoUring::builder().setup_cqsize(entries * 4).setup_clamp().build(entries)?, false),
         };
         // Each operation on a file of a hanging filesystem keeps a kernel worker. The default
-        // maximum, four per CPU, would soon be exhausted, and the fsync of every other disk would
-        // wait. Older kernels keep the default.
+        // maximum, four per CPU, would soon be reached, and the fsync of every other disk would
+        // wait. Older kernels do not allow a change of the maximum.
         if let Err(error) = ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX, 0]) {
             tracing::debug!(%error, "the maximum number of io_uring workers cannot be raised");
         }
-        // Timed waits (5.11), stable submissions and no dropped completions are required: older
-        // kernels use threads.
+        // hob needs timed waits (5.11), stable submissions and no dropped completions. On older
+        // kernels, hob uses `threads.rs` instead.
         let params = ring.params();
         if !(params.is_feature_ext_arg() && params.is_feature_nodrop() && params.is_feature_fast_poll()) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel is older than 5.11"));
@@ -398,7 +398,8 @@ impl Uring {
                     return true;
                 }
                 if self.ring.submission().taskrun() {
-                    // Deferred completions appear only after a request.
+                    // The kernel posts deferred completions only in a system call that requests
+                    // them.
                     let _ = self.submit();
                     if !self.ring.completion().is_empty() {
                         return true;
@@ -421,8 +422,8 @@ impl Uring {
                 if self.run_deferred() {
                     continue;
                 }
-                // The operation ended while it was submitted; a failure would have been reported by
-                // now.
+                // The attempt ended while it was submitted. The kernel would have reported a
+                // failure by now, so the attempt has succeeded.
                 let Hasty { op, result, .. } = self.hasty.submitted.pop_front()?;
                 return Some(Ended { op, result, more_to_receive: false });
             };
@@ -431,16 +432,18 @@ impl Uring {
                 WAKE if entry.result() == -libc::ECANCELED => self.wake_awaited = false,
                 WAKE => self.await_wake(),
                 CANCEL => {}
-                // The operation counts as complete, and its index may have been reused.
+                // A late report of an attempt whose operation counts as complete. Another operation
+                // may have the same index now.
                 name if name & HASTY != 0 && !self.hasty.forget(name) => {}
                 name => return Some(Ended { op: name as u32, result: entry.result(), more_to_receive }),
             }
         }
     }
 
-    /// Takes completions that the kernel could not report immediately, because the queue was full
-    /// or the kernel defers them, for example failed writes. Call it before unreported attempts
-    /// count as done. Returns false if it found no completion.
+    /// Takes completions that the kernel did not report immediately: the completion queue was full,
+    /// or the kernel defers the completion, for example that of a failed write. The caller must
+    /// call this function before it counts unreported attempts as successful. Returns false if
+    /// there was no such completion.
     fn run_deferred(&mut self) -> bool {
         if self.hasty.submitted.is_empty() || self.hasty.is_sure {
             return false;
@@ -470,8 +473,9 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // The read of the eventfd is still in the I/O ring. The read ends when the eventfd is
-        // written to, and `wake_count`'s eight bytes are freed only if that was seen.
+        // The read of the eventfd is still in the I/O ring, and ends when the eventfd is written
+        // to. The kernel may write to `wake_count` until then. So `wake_count` is freed only after
+        // the completion of the read.
         self.waker.signal();
         let deadline = Instant::now() + Duration::from_secs(1);
         while self.wake_awaited && Instant::now() < deadline {
@@ -488,8 +492,8 @@ impl Drop for Uring {
     }
 }
 
-/// Converts interruptions, timeouts and full completion queues into success, because they are not
-/// errors of a wait.
+/// Returns success if a wait was interrupted, timed out, or found the completion queue full. These
+/// results are not errors of a wait.
 fn quiet(result: io::Result<usize>) -> io::Result<()> {
     match result {
         Ok(_) => Ok(()),

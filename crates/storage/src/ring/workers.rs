@@ -4,9 +4,10 @@
 //! with a [`Gate`] that would block. io_uring would queue these changes in the kernel, where they
 //! cannot be stopped any more.
 //!
-//! A limited number of operations on a descriptor, and of changes of a file with a gate, are in
-//! system calls. Further ones wait in their order. If all threads are busy, another one is started.
-//! So a file that hangs delays no other file. The pool itself has no maximum number of threads. The
+//! The number of operations on one descriptor that are in system calls is limited, as is the number
+//! of changes of one file with a gate. Further operations wait in order of arrival. If an operation
+//! within the limits finds all threads busy, the pool starts another thread. So a file that hangs
+//! delays no other file. The pool itself has no maximum number of threads. The
 //! operations on all backings together are limited by [`WorkerShares`], and the number of flash
 //! devices is small. Idle threads end after [`IDLE_MAX`].
 //!
@@ -153,8 +154,8 @@ impl Shared {
         }
     }
 
-    /// Performs a job. Then returns the locked queue. If the job's group has a job that waited, the
-    /// waiting job is in the queue now, and the caller takes a job next.
+    /// Performs a job, and then moves the next waiting job of the same group to the queue. Returns
+    /// the locked queue, so that the caller can take a job next.
     fn perform(&self, job: Job) -> MutexGuard<'_, Queue> {
         let group = job.group();
         self.finish(job.run());

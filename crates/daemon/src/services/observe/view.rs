@@ -200,7 +200,7 @@ impl DiskEntry {
         self.surplus().map(|_| {
             format!(
                 "too little of the cache is on a second device, so most writes go to the backing; \
-                hob spreads the cache again when pool {} has space on another device",
+                hob moves a part of the cache when pool {} has space on another device",
                 spec.pool
             )
         })

@@ -2,10 +2,10 @@
 //! devices.
 //!
 //! When a device is removed, its caches move to other devices. When the device returns, all
-//! segments of a cache are on the devices that stayed. A second copy then has no space on another
-//! device, so that no data becomes dirty any more. Balancing exchanges some segments for segments
-//! on other devices. Balancing releases the emptiest segments first and writes their dirty data to
-//! the backing.
+//! segments of a cache are on the devices that stayed. A replica then has no space on another
+//! device, so the cache accepts no more dirty data. Balancing exchanges some segments of the cache
+//! for segments on other devices. Balancing first writes the dirty data of the emptiest segments to
+//! the backing and releases these segments.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -39,8 +39,8 @@ pub(in crate::services) struct Surplus {
 }
 
 impl Pools {
-    /// Moves segments of a pool's caches with second copies, if the pool has space, until no device
-    /// has much more than half of a cache's segments.
+    /// Moves segments of those caches in a pool that have replicas on this host, if the pool has
+    /// space. Afterwards, no device has much more than half of the segments of a cache.
     pub(in crate::services) async fn spread_copies(&self, pool: &str) {
         let lopsided: Vec<(String, Surplus)> = {
             let inner = self.registry.inner();
@@ -131,7 +131,8 @@ impl Pools {
 }
 
 impl DiskEntry {
-    /// Returns the segments that must move to make space for copies on another device.
+    /// Returns the number of segments that must move to another device to make space for replicas,
+    /// and the device on which they are. Returns `None` if no segments must move.
     pub(in crate::services) fn surplus(&self) -> Option<Surplus> {
         let spec = self.cache()?;
         let doubles = matches!(spec.copies, Copies::TwoOfDirty | Copies::TwoOfAll) && spec.journal.is_some();

@@ -31,7 +31,7 @@ impl Pools {
         fenced.map(|ids| ids.on_shards).filter(|id| used.contains(id)).collect()
     }
 
-    /// Moves persistent caches away from a failed device. Dirty data is read from its second copy
+    /// Moves persistent caches away from a failed device. Dirty data is read from its replica
     /// on another device, or from the failed device while it is readable. The engine removes
     /// volatile caches from the device without this function.
     pub(in crate::services) async fn flee(&self, device: DeviceId) {

@@ -4,7 +4,7 @@
 //! of this disk. A drain continues when its caller has disconnected. A drain ends when the cache
 //! has no dirty data, when a command stops the drain, or when the drain fails. If the drain was
 //! stopped or failed, hob reports the reason. The amount of dirty data is read once a second. A
-//! drain does not begin while the backing does not answer ([`waiting`]).
+//! drain begins only when the backing answers ([`waiting`]).
 
 mod tasks;
 mod waiting;
@@ -126,7 +126,7 @@ impl Pools {
             let result = service.drain_while_answering(&of, &shard, id, None).await;
             service.look(&of, &shard, id).await;
             match &result {
-                // The answer already shows that the drain is finished.
+                // The reply to the client already shows that the drain is finished.
                 Ok(()) if began.elapsed() < SOON => task.forget(),
                 Ok(()) => task.end(Ok(())),
                 Err(ShardError::Command(CommandError::Stopped)) => task.end_cancelled(),
@@ -211,8 +211,8 @@ impl Pools {
         self.cleaned(name, drained)
     }
 
-    /// Returns the changes of the write mode before and after a drain; `None` if no data can be
-    /// dirty.
+    /// Returns the changes of the write mode before a drain, and after a drain that did not
+    /// complete. Returns `None` if no data can be dirty.
     fn modes_of_drain(&self, name: &str) -> Result<Option<Modes>, ApiError> {
         let inner = self.registry.inner();
         let disk = inner.disk(name)?;
@@ -295,8 +295,9 @@ impl Pools {
         }
     }
 
-    /// Updates the dirty data of one disk that an operator looks at. The regular updates are a second
-    /// apart. Does not wait longer than [`SHOWN_MAX`] for the shard, which may hang.
+    /// Updates the recorded amount of a disk's dirty data before a command shows the disk. The last
+    /// regular update can be a second old. Does not wait longer than [`SHOWN_MAX`] for the shard,
+    /// which may hang.
     pub(crate) async fn refresh_dirty(&self, name: &str) {
         let (shard, id) = {
             let inner = self.registry.inner();
@@ -327,7 +328,8 @@ impl Pools {
 }
 
 impl Watch {
-    /// Resets the state of the dirty data, because the cache was removed.
+    /// Deletes the recorded amount of dirty data and the reason why the latest drain ended, because
+    /// the cache was removed.
     pub(super) fn forget(&mut self) {
         (self.seen, self.ended) = (None, None);
     }
@@ -492,8 +494,8 @@ impl DiskEntry {
     }
 }
 
-/// Returns the condition for using write-back again, as text for users. The cache cannot keep dirty
-/// data safely until then.
+/// Returns the condition, as text for users, under which a cache uses write-back again. Before
+/// that, the cache cannot keep dirty data safely.
 fn until_complete(copies: Copies) -> &'static str {
     match copies {
         Copies::One => "until its journal is complete again",

@@ -21,8 +21,8 @@ pub(in crate::services) const MIGRATING: &str = "migrated";
 /// Name of the operation that adds a disk, until the disk is online for the first time.
 pub(in crate::services) const ADDING: &str = "added";
 
-/// Name of the operation that balances a cache over devices without a command. The operations
-/// `COPYING`, `ENLARGING` and `REPARTITIONING` also run without a command.
+/// Name of the operation that moves segments of a cache to a second device, for replicas. The
+/// daemon begins this operation, `COPYING`, `ENLARGING` and `REPARTITIONING` without a command.
 pub(in crate::services) const SPREADING: &str = "spread over devices";
 pub(in crate::services) const COPYING: &str = "given a second copy";
 pub(in crate::services) const ENLARGING: &str = "given more room";
@@ -89,8 +89,9 @@ impl Registry {
         Ok(OperationGuard { registry: self.clone(), on: Thing::Disk(name.to_owned()) })
     }
 
-    /// Takes the operation guard of a disk for a command. The daemon's own work delays the command,
-    /// for at most [`OWN_WORK_MAX`], and so does a recovery, for at most [`RECOVERY_WAIT_MAX`].
+    /// Takes the operation guard of a disk for a command. Before that, the command waits for the
+    /// end of the daemon's own work, at most [`OWN_WORK_MAX`], or of a recovery, at most
+    /// [`RECOVERY_WAIT_MAX`]. If the work continues after this time, the command is refused.
     pub(in crate::services) async fn guard_disk_for_command(
         self: &Arc<Self>,
         name: &str,
@@ -100,8 +101,8 @@ impl Registry {
         self.guard_disk(name, doing)
     }
 
-    /// Waits for the end of the daemon's own work on a disk, for at most the time that a command
-    /// waits.
+    /// Waits for the end of the daemon's own work on a disk, at most as long as a command waits for
+    /// this work.
     pub(in crate::services) async fn wait_for_own_work(&self, name: &str) -> Result<()> {
         let begin = Instant::now();
         while wait_max(self.inner().disk(name)?).is_some_and(|most| begin.elapsed() < most) {
@@ -138,8 +139,9 @@ impl Registry {
         Ok(OperationGuard { registry: self.clone(), on: Thing::Pool(name.to_owned()) })
     }
 
-    /// Takes the operation guard of a pool for a command. The daemon's own work delays the command,
-    /// for at most [`OWN_WORK_MAX`].
+    /// Takes the operation guard of a pool for a command. Before that, the command waits for the
+    /// end of the daemon's own work on the pool, at most [`OWN_WORK_MAX`]. If the work continues
+    /// after this time, the command is refused.
     pub(in crate::services) async fn guard_pool_for_command(
         self: &Arc<Self>,
         name: &str,

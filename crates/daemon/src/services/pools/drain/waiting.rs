@@ -18,9 +18,10 @@ use crate::shard_api::{ShardError, ShardHandle};
 /// Interval between two checks whether the backing answers.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
 
-/// The changes of the write mode before and after a drain.
+/// Two changes of a cache's write mode: one before a drain, and one after a drain that did not
+/// complete.
 pub(super) struct Modes {
-    /// Ends write-back before the drain.
+    /// Switches the cache to write-through before the drain.
     pub(super) through: CacheChange,
     /// Restores the configured mode if the drain does not complete.
     pub(super) back: CacheChange,
@@ -31,7 +32,7 @@ pub(super) struct Modes {
 pub(super) struct PendingDrain {
     /// Reason why the drain waits; `None` while the backing answers.
     waits: Option<String>,
-    /// True if the drain is to be stopped.
+    /// True if this drain must stop.
     is_stopped: bool,
 }
 
@@ -43,7 +44,7 @@ impl PendingDrain {
     }
 }
 
-/// Removes the [`PendingDrain`] of a disk when the change has its result, or is dropped.
+/// Removes the [`PendingDrain`] of a disk when the future of the drain ends or is dropped.
 struct PendingDrainGuard<'a> {
     registry: &'a Registry,
     name: &'a str,
@@ -90,7 +91,7 @@ impl Pools {
             self.until_backing_answers(name).await?;
             let ended = self.try_drain(name, shard, id, modes).await;
             if let (None | Some(Err(_)), Some(modes)) = (&ended, modes) {
-                // A cache without segments has no mode.
+                // The error of a cache without segments is ignored, because this cache has no mode.
                 let _ = shard.change_cache(id, modes.back.clone()).await;
             }
             if let Some(result) = ended {
