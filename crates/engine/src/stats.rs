@@ -84,7 +84,8 @@ pub enum CacheState {
 pub struct DiskStats {
     /// Statistics of each outcome, indexed by `Outcome as usize`.
     pub outcomes: [OutcomeStats; Outcome::COUNT],
-    /// Number of read requests, without prefetches and reads that promote nothing.
+    /// Number of read requests of guests. Prefetch requests (`Op::Prefetch`) and reads with
+    /// `Promote::Never` do not count.
     pub reads: u64,
     /// Number of write requests.
     pub writes: u64,

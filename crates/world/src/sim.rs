@@ -128,7 +128,8 @@ pub struct Options {
     pub bitmap_permille: u32,
     /// Share of the histories in which disks grow, per mille.
     pub growth_permille: u32,
-    /// Share of the histories in which caches fill more than guests read, per mille.
+    /// Share of the histories with extra fills, per mille. In an extra fill, a cache reads more data
+    /// from the backing than a guest requested.
     pub fill_permille: u32,
     /// Share of the histories with a flash write budget, per mille.
     pub flash_budget_permille: u32,
@@ -334,7 +335,7 @@ struct Disk {
     changed: u64,
     /// Content of the disk's memory tier.
     memory: Vec<Tag>,
-    /// The crash log of the disk's journal, if this history has them.
+    /// The crash log of the disk's journal; `None` if this history has no crash logs.
     crash_log: Option<crash_log::CrashLog>,
     tally: Tally,
     fetches: Vec<Fetch>,

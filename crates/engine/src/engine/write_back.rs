@@ -73,8 +73,11 @@ impl Engine {
         mode == Some(Mode::WriteBack) && is_write && self.may_be_whole(slot)
     }
 
-    /// Makes a change wait, without its range lock, until older data is on the backing. If another
-    /// host owns the disk, this host does not destage the older data, so the change fails.
+    /// Makes a change wait, without its range lock, because the cache keeps the order of writes. A
+    /// write to flash waits until the older epochs of its blocks are on the backing. A change that
+    /// bypasses the cache waits until all dirty data of the disk is on the backing, except dirty
+    /// data that flash has lost. If another host owns the disk, this host does not destage the older
+    /// data, so the change fails.
     fn wait_for_order(&mut self, now: Instant, slot: u32) {
         let disk = self.requests[slot].request.disk;
         if self.disk(disk).ownership.role == Role::Away {

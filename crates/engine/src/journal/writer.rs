@@ -110,8 +110,9 @@ pub(crate) struct Writer {
     /// For each sector, `newest` has the number of the last change in this list.
     fresh: VecDeque<(u64, (FrameNo, u8))>,
     newest: BTreeMap<(FrameNo, u8), u64>,
-    /// Blocks of which changes dropped data, with the number of the last of these changes, until that
-    /// change is committed. `drops_of` has the number of entries of each block.
+    /// Drops of data that are not committed yet: the number of the change, and the block. Successive
+    /// drops of one block share an entry, which has the number of the last drop. A block can have
+    /// several entries, and `drops_of` counts them.
     dropped: VecDeque<(u64, BlockNo)>,
     drops_of: BTreeMap<BlockNo, u32>,
     /// Number of changes that were pushed, and number of changes that are in sealed pages.

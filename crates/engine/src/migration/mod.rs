@@ -56,8 +56,9 @@ pub enum Record {
         /// True if the other host confirmed that it has the disk.
         taken: bool,
     },
-    /// The disk will arrive. This host serves the disk if the session's owner hands it over, and
-    /// trusts no cached data after a restart.
+    /// The disk will arrive. This host serves the disk if the session's owner hands it over. If the
+    /// daemon restarts in this state, it adds the disk again with an empty cache, and does not use
+    /// data that it pulled before the restart.
     Awaiting(Session),
     /// The disk did not arrive in this session.
     Gone(Session),

@@ -48,7 +48,7 @@ const REPORT_SECONDS_MIN: f64 = 0.01;
 /// Time for which an agreed size is valid, nanoseconds.
 const SETTLED_NS: u64 = 5_000_000_000;
 
-/// Method that limits the I/Os in flight in a resource.
+/// Method that limits the I/Os in flight in a datastore or flash device (a *resource*).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Control {
     /// The number of I/Os in flight is not limited. Limits of disks apply, but reservations and

@@ -40,8 +40,9 @@ pub(super) enum Kind {
     /// A guest read in standby, which the owner answers in any migration attempt. The reader does
     /// not cache the data.
     Owner,
-    /// A pull of cached data. The owner answers a pull only in the migration attempt in which it
-    /// reports changes of the disk to the reader. The reader caches the data.
+    /// A pull of cached data by the destination, which caches the data. The owner answers a pull
+    /// only if the pull's session is that of the owner's present migration attempt, because only in
+    /// this attempt the owner reports changes of the disk to the destination.
     Teller,
     /// A read or pull after the hand-over. The former owner answers it, because the data has not
     /// changed since the hand-over.

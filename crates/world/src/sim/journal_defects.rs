@@ -1,5 +1,5 @@
-//! Deliberate defects of journal pages. Each defect tests whether the checkers notice a wrong
-//! recovery.
+//! Falsifies journal pages that a recovery reads, and gives them correct checksums, so that the
+//! engine recovers a wrong state. Each function tests whether the simulation's checkers notice it.
 
 /// Offsets of fields in a journal page (docs/FORMAT.md).
 const CRC: usize = 4;

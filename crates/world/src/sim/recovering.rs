@@ -120,7 +120,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Handles a waiting write that could bypass the recovering cache.
+    /// Handles [`Event::ChangeWaits`]: in nine of ten cases, schedules the invalidation of the
+    /// recovering cache's journal rings. The waiting change can then bypass the cache.
     pub(super) fn change_waits(&mut self, index: usize) {
         // The recovery may have failed meanwhile.
         if self.disks[index].recovering.is_some() && self.rng.chance(900) {
