@@ -214,6 +214,9 @@ impl Engine {
                     journal.note_pages_written();
                 }
                 if journal.lost.iter().all(|lost| *lost) {
+                    if let Some(opening) = &mut self.disk_mut(disk).opening {
+                        opening.distrusted |= opening.may_be_valid();
+                    }
                     self.lose_journal(now, disk);
                 }
                 if loses_one {
@@ -310,16 +313,19 @@ impl Engine {
                 continue;
             }
             let lost_before = journal.lost.clone();
-            let has_single_writes =
-                disk.flash_writes > 0 && cache.config.copies == Copies::One || disk.has_old_single_writes;
+            // Flushes of both devices may fail while the two copies of a write are in flight.
+            let is_other_spared = journal.spared.iter().any(|at| *at != device && cache.is_on(*at));
+            let is_single = cache.config.copies == Copies::One || is_other_spared;
+            let has_single_writes = disk.flash_writes > 0 && is_single || disk.has_old_single_writes;
+            let was_dead = journal.dead;
             let is_kept = journal.exclude(device, cache, has_single_writes);
-            if !journal.dead && journal.lost != lost_before && journal.lost.contains(&false) {
+            if !was_dead && journal.lost != lost_before && journal.lost.contains(&false) {
                 self.event_out.push_back(Event::JournalCopyLost(id));
             }
             if !is_kept {
                 // The page that makes a new journal ring valid may already be on flash. So the old
                 // ring cannot be used either.
-                if let Some(opening) = &mut disk.opening {
+                if let Some(opening) = disk.opening.as_mut().filter(|_| !was_dead) {
                     opening.distrusted = true;
                 }
                 self.lose_journal(now, id);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::overwrite::Overwrites;
 use crate::cache::Cache;
-use crate::command::NewRing;
+use crate::command::{DataSegment, NewRing};
 use crate::index::Index;
 use crate::index::parts::ALL_UNITS;
 use crate::journal::{Change, PAGE_BYTES, Writer};
@@ -70,9 +70,8 @@ pub(super) struct Journal {
     /// True if an excluded device has completed a flush successfully. The device is used again when
     /// no data is dirty.
     pub(super) mends: bool,
-    /// True if a flush failed on a device that holds the only copy of data. Dirty data on this
-    /// device may not be durable, so this data is destaged before a new journal ring records it as
-    /// dirty.
+    /// True if a flush of a device failed, and dirty data or a write in flight has no good copy on
+    /// another device. This data is destaged before a new journal ring records it as dirty.
     pub(super) distrusted: bool,
     /// Time at which the journal was lost, if it had been in service.
     pub(super) lost_at: Option<Instant>,
@@ -216,6 +215,10 @@ impl Journal {
         if cache.index.dirty_sectors() == 0 {
             return;
         }
+        let is_spared = |segment: &&DataSegment| old.spared.contains(&segment.place.device);
+        let on_spared: Vec<_> = cache.segments.iter().filter(is_spared).copied().collect();
+        // The other copies may have been on a device that leaves the cache.
+        self.distrusted |= cache.would_lose_dirty(&on_spared);
         for device in old.spared.iter().copied().filter(uses) {
             self.distrusted |= !self.spare(device, cache);
         }

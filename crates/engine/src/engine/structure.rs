@@ -46,7 +46,8 @@ pub(super) struct Opening {
     pub(super) old: Option<(Cache, Option<Box<Journal>>)>,
     /// Segments that are released if the change succeeds.
     released: Vec<Segment>,
-    /// True if a flush of flash failed during the change, so that the old journal ring is lost too.
+    /// True if the old journal ring is lost if the change fails: a flush of flash failed during the
+    /// change, or flash may have a complete new journal ring.
     pub(super) distrusted: bool,
     /// True if the old journal ring lost a copy during the change.
     pub(super) has_lost_copy: bool,
@@ -59,6 +60,12 @@ impl Opening {
     /// complete.
     pub(super) fn makes_ring(&self) -> bool {
         self.kind == Kind::Ring
+    }
+
+    /// Returns true if the page that makes a new journal ring valid may already be on flash, also
+    /// if its write failed.
+    pub(super) fn may_be_valid(&self) -> bool {
+        self.makes_ring() && self.stage == Stage::LastCommit
     }
 
     /// Records sectors whose clean copies are wrong. If the change fails, the old cache drops these

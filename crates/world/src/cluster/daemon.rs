@@ -267,8 +267,9 @@ impl Simulation<'_> {
         };
         let OwnershipRecord { member, generation, adopts, .. } = after.value;
         let is_asked_for = member.id == self.hosts[forced.host].me.id && generation == forced.generation;
-        forced.happened |=
-            is_asked_for && before.value.dirty && before.value.member.id != member.id && adopts.is_none();
+        // The host that takes the disk by force may be the one whose failover was in progress.
+        let is_new = before.value.generation != generation && adopts.is_none();
+        forced.happened |= is_asked_for && is_new && before.value.dirty;
     }
 
     /// Checks that a disk of a failed owner is taken over only when the settling time has passed

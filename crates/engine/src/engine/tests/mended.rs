@@ -2,7 +2,7 @@
 
 use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, lose, mirrored, ring};
 use super::*;
-use crate::command::{Copies, Destage, Discard, Enable, Mode};
+use crate::command::{Copies, Destage, Discard, Enable, Mode, NewRing};
 
 /// After a change of the age limit, data that is already dirty keeps its age, although its epochs
 /// were shorter or longer than new ones.
@@ -327,11 +327,12 @@ fn a_flush_that_fails_during_a_failed_change_costs_the_old_ring_its_copy() {
     let mut has_failed = false;
     while let Some(io) = bench.ios.pop_front() {
         match (io.target, io.op) {
-            (Target::Flash(DeviceId(0)), IoOp::Flush) => {
-                has_failed = true;
+            (Target::Flash(DeviceId(RING_DEVICE)), IoOp::WriteJournal) => {
+                if !std::mem::replace(&mut has_failed, true) {
+                    bench.engine.distrust_device(bench.now, DISK, DeviceId(0));
+                }
                 bench.fail(io);
             }
-            (Target::Flash(DeviceId(RING_DEVICE)), IoOp::WriteJournal) if has_failed => bench.fail(io),
             (Target::Backing(_), VOLATILE) => bench.fail(io),
             _ => bench.end(io),
         }
@@ -369,4 +370,67 @@ fn a_failed_flush_of_a_lost_ring_costs_no_dirty_data() {
     }
     assert_eq!(bench.result(renew).map(|it| it.map(drop)), Some(Ok(())));
     assert_eq!(bench.dirty(), 2);
+}
+
+/// The flushes of both devices fail while the two copies of a write are in flight. Neither copy may
+/// be durable, so the write waits until its data is on the backing.
+#[test]
+fn two_failed_flushes_during_one_write_leave_no_durable_copy() {
+    for has_ring_there in [false, true] {
+        let mut bench = match has_ring_there {
+            true => mirrored_with_rings(),
+            false => mirrored(Copies::TwoOfDirty),
+        };
+        let write = bench.write(0, 8 * KIB);
+        let ios: Vec<Io> = bench.ios.drain(..).collect();
+        for device in [0, 1] {
+            bench.engine.distrust_device(bench.now, DiskId(1), DeviceId(device));
+        }
+        ios.into_iter().for_each(|io| bench.end(io));
+        while let Some(io) = bench.ios.pop_front() {
+            match io.target == backing() && io.op != IoOp::Flush {
+                true => bench.fail(io),
+                false => bench.end(io),
+            }
+        }
+        assert!(bench.events.contains(&Event::JournalLost(DISK)) && !bench.answered(write));
+        let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+        assert_eq!(bench.result(renew).map(|it| it.map(drop)), Some(Err(CommandError::Dirty)));
+        assert!(!bench.answered(write));
+    }
+}
+
+/// Returns a cache on the devices 0 and 1 whose journal ring has its two copies there too.
+fn mirrored_with_rings() -> Bench {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.lend(BufferId(1 << 20), 1 << 20);
+    let copies = Copies::TwoOfDirty;
+    let config = CacheConfig { mode: Mode::WriteBack, destage: lazy(), copies, ..config(MIB, 4 * KIB) };
+    let at = |device, ordinal| DataSegment { place: segment(device, 0), ordinal, seconds_only: false };
+    let on = |device| (0..8).map(|i| segment(device, 16 * MIB + i * MIB)).collect();
+    let two = NewRing { copies: vec![on(0), on(1)], ..ring(1) };
+    let segments = vec![at(0, 0), at(1, 1)];
+    let enable = Enable { config, segments, journal: Some(two), recovered: None };
+    bench.start_change(CacheChange::Enable(Box::new(enable)));
+    bench.settle();
+    bench
+}
+
+/// A flush of device 0 failed, and then device 1 with the other copies of dirty data leaves the
+/// cache. The copies on device 0 may not be durable, so the data is destaged first.
+#[test]
+fn the_good_copy_does_not_leave_before_its_data_is_destaged() {
+    let mut bench = mirrored(Copies::TwoOfDirty);
+    bench.write_alone(0, 8 * KIB);
+    bench.engine.distrust_device(bench.now, DiskId(1), DeviceId(0));
+    bench.engine.give_up_device(DeviceId(1));
+    bench.drain();
+    let leave = bench.start_change(CacheChange::Leave(DeviceId(1), Vec::new(), Some(ring(2))));
+    while let Some(io) = bench.ios.pop_front() {
+        match io.target == backing() && io.op != IoOp::Flush || io.target == flash(1) {
+            true => bench.fail(io),
+            false => bench.end(io),
+        }
+    }
+    assert_eq!(bench.result(leave).map(|it| it.map(drop)), Some(Err(CommandError::Dirty)));
 }
