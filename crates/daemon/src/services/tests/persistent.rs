@@ -267,6 +267,17 @@ fn the_mode_in_effect_is_shown_while_a_drain_lets_writes_through() {
 }
 
 #[test]
+fn a_removal_that_discards_no_dirty_data_reports_no_loss() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        let changed = bench.services.disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
+        assert!(changed.notes.is_empty(), "{:?}", changed.notes);
+    });
+}
+
+#[test]
 fn a_volatile_cache_has_nothing_to_drain() {
     run(async |bench| {
         bench.pool(&["a"], 4).await;
