@@ -127,7 +127,8 @@ impl Disks {
         self.exports.table().remove_disk(name).await;
         self.registry.inner().disk_mut(name)?.phase = DiskPhase::Removing;
         let dirty = self.leave_backing(name, &shard, id).await?;
-        Ok(dirty.map(|dirty| format!("{} of dirty data is lost", dirty.human())).into_iter().collect())
+        let lost = dirty.filter(|dirty| *dirty > Size(0));
+        Ok(lost.map(|lost| format!("{} of dirty data is lost", lost.human())).into_iter().collect())
     }
 
     /// Discards the dirty data of a disk whose backing requests cannot be cancelled, and takes the

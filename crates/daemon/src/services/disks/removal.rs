@@ -78,10 +78,11 @@ impl Disks {
             let removed = inner.disks.remove(name);
             let owed = removed.map_or(0, |disk| disk.wanted.flush_failures_owed);
             if owed > 0 {
+                let guests = if owed == 1 { "1 guest has".to_owned() } else { format!("{owed} guests have") };
                 let note = format!(
-                    "acknowledged writes may be lost, and {owed} guests have not got a failed \
-                    flush that reports the loss. They will not get one if the disk is added again, \
-                    so check the filesystems of the guests"
+                    "acknowledged writes may be lost, and {guests} not got a failed flush that \
+                    reports the loss. No guest gets this report if the disk is added again, so \
+                    check the filesystems of the guests"
                 );
                 tracing::warn!("disk {name}: {note}");
                 notes.push(note);

@@ -64,14 +64,19 @@ impl Disks {
     async fn resize_to(&self, name: &str, wanted: Option<u64>) -> Result<DiskChanged> {
         let guard = self.registry.guard_disk_for_command(name, "resized").await?;
         let (shard, id) = self.registry.shard_of(name)?;
-        let (before, gauge, read_only) = {
+        let (before, gauge, read_only, silent) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             let measure = disk.measure.as_ref();
             let gauge = measure.and_then(|measure| measure.gauge.clone());
             let read_only = measure.is_some_and(|measure| measure.info.read_only);
-            (disk.size_bytes, gauge, read_only)
+            (disk.size_bytes, gauge, read_only, disk.silent_backing())
         };
+        // hob knows only the size that the backing had before the outage.
+        if let Some(why) = silent {
+            return Err(conflict!("{name} cannot be resized now: {why}")
+                .hint("repeat the command when the backing answers ('hob health')"));
+        }
         let gauge = gauge.ok_or_else(|| {
             conflict!("hob cannot measure the size of the backing of {name} while the disk is online").hint(
                 "hob measures the size of the backing when the daemon starts, or when you remove \

@@ -1,6 +1,7 @@
 //! Detects files of pools and backings, and files below images, that were removed, renamed or
 //! replaced while hob has them open. hob continues to use the open file, but would find another
-//! file, or no file, when it opens the path again. So `hob health` reports these files.
+//! file, or no file, when it opens the path again. So `hob health` reports these files. The same
+//! check detects raw files that are shorter than their disks.
 //!
 //! Only one check of all paths is in progress at a time, so a filesystem that hangs also delays the
 //! check of files on other filesystems.
@@ -12,6 +13,7 @@ use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use hob_engine::units::DeviceId;
+use hob_storage::backing::Format;
 
 use super::Observe;
 use crate::hardware::{Backing, FileNumber, Monitor, file_number};
@@ -44,6 +46,8 @@ struct OpenFile {
     opening: Opening,
     /// Identifies the file that hob opened at the path.
     file: FileNumber,
+    /// Minimum length of the file, bytes; 0 if hob does not know it.
+    bytes_min: u64,
 }
 
 /// Distinguishes one opening of a path from a later opening of the same path.
@@ -94,7 +98,8 @@ impl Opening {
 /// Result of looking up a path in the filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
-    File(FileNumber),
+    /// A regular file, and its length in bytes.
+    File(FileNumber, u64),
     Nothing,
     /// The path leads to something other than a regular file, or an error prevented the check.
     Unknown,
@@ -104,7 +109,10 @@ impl Found {
     /// Asks the filesystem which file is at a path. The filesystem may hang.
     fn at(path: &Path) -> Found {
         match std::fs::metadata(path) {
-            Ok(metadata) => file_number(&metadata).map_or(Found::Unknown, Found::File),
+            Ok(metadata) => {
+                let file = file_number(&metadata);
+                file.map_or(Found::Unknown, |file| Found::File(file, metadata.len()))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Nothing,
             Err(_) => Found::Unknown,
         }
@@ -120,25 +128,36 @@ impl OpenFiles {
     /// Compares all open files with the files that are at their paths now.
     fn note(&mut self, found: Vec<(OpenFile, Found)>) {
         let mut before = std::mem::take(&mut self.missing);
-        for (OpenFile { subject, path, opening, file }, found) in found {
+        for (OpenFile { subject, path, opening, file, bytes_min }, found) in found {
             let key = (subject, path);
             let known = before.remove(&key).filter(|known| known.opening.is_same(&opening));
-            let what = match found {
-                Found::File(present) if present == file => continue,
-                Found::File(_) => "was replaced by another file",
-                Found::Nothing => "was removed or renamed",
+            let problem = match found {
+                Found::File(present, bytes) if present == file => match bytes < bytes_min {
+                    true => shrunk(&key.1, bytes, bytes_min),
+                    false => continue,
+                },
+                Found::File(..) => opening.problem(&key.1, "was replaced by another file"),
+                Found::Nothing => opening.problem(&key.1, "was removed or renamed"),
                 Found::Unknown => {
                     self.missing.extend(known.map(|known| (key, known)));
                     continue;
                 }
             };
-            let problem = opening.problem(&key.1, what);
             if known.is_none() {
                 tracing::warn!("{}: {problem}", key.0);
             }
             self.missing.insert(key, Missing { opening, problem });
         }
     }
+}
+
+/// Returns the problem of a raw file that is shorter than its disk.
+fn shrunk(path: &Path, bytes: u64, bytes_min: u64) -> String {
+    let path = path.display();
+    format!(
+        "its backing file {path} has shrunk from {bytes_min} to {bytes} bytes. Data past its end is lost, \
+         and I/O there fails until you restore the size with 'truncate --size={bytes_min}'"
+    )
 }
 
 impl Observe {
@@ -177,6 +196,7 @@ impl Observe {
                     path: device.path.clone(),
                     opening: Opening::Device(ids.on_shards),
                     file,
+                    bytes_min: 0,
                 });
             }
         }
@@ -186,11 +206,13 @@ impl Observe {
                 && Backing::is_path(&disk.wanted.backing)
             {
                 if let Some(file) = measure.info.file {
+                    let is_raw = disk.wanted.format_name().is_some_and(|name| name == Format::Raw.name());
                     files.push(OpenFile {
                         subject: name.clone(),
                         path: PathBuf::from(&disk.wanted.backing),
                         opening: Opening::Backing(Arc::downgrade(&measure.monitor)),
                         file,
+                        bytes_min: if is_raw { disk.size_bytes } else { 0 },
                     });
                 }
                 files.extend(measure.info.lower_files.iter().map(|(path, file)| OpenFile {
@@ -198,6 +220,7 @@ impl Observe {
                     path: path.clone(),
                     opening: Opening::LowerFile(Arc::downgrade(&measure.monitor)),
                     file: *file,
+                    bytes_min: 0,
                 }));
             }
         }
@@ -220,7 +243,7 @@ mod tests {
         let mut note = |id, found| {
             let (subject, path) = ("p /flash".to_owned(), PathBuf::from("/flash"));
             let (opening, file) = (Opening::Device(DeviceId(id)), (1, 6 + u64::from(id)));
-            let file = OpenFile { subject, path, opening, file };
+            let file = OpenFile { subject, path, opening, file, bytes_min: 4096 };
             files.note(vec![(file, found)]);
             files.problems().pop().map(|(_, reason)| reason)
         };
@@ -228,11 +251,14 @@ mod tests {
         let removed = note(1, Found::Nothing).unwrap();
         assert!(removed.contains("/flash of the pool was removed or renamed"), "{removed}");
         assert!(note(1, Found::Unknown).is_some(), "the path cannot be checked");
-        let replaced = note(1, Found::File((1, 8))).unwrap();
+        let replaced = note(1, Found::File((1, 8), 4096)).unwrap();
         assert!(replaced.contains("was replaced by another file"), "{replaced}");
-        assert_eq!(note(1, Found::File((1, 7))), None);
+        assert_eq!(note(1, Found::File((1, 7), 8192)), None);
+        let shrunk = note(1, Found::File((1, 7), 512)).unwrap();
+        assert!(shrunk.contains("has shrunk from 4096 to 512 bytes"), "{shrunk}");
+        assert_eq!(note(1, Found::File((1, 7), 4096)), None);
         assert!(note(1, Found::Nothing).is_some());
         assert_eq!(note(2, Found::Unknown), None, "hob opened another file");
-        assert_eq!(note(2, Found::File((1, 8))), None);
+        assert_eq!(note(2, Found::File((1, 8), 4096)), None);
     }
 }

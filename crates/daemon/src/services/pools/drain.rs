@@ -4,7 +4,7 @@
 //! of this disk. A drain continues when its caller has disconnected. A drain ends when the cache
 //! has no dirty data, when a command stops the drain, or when the drain fails. If the drain was
 //! stopped or failed, hob reports the reason. The amount of dirty data is read once a second. A
-//! drain begins only when the backing answers ([`waiting`]).
+//! drain begins only when the backing answers and takes writes ([`waiting`]).
 
 mod tasks;
 mod waiting;
@@ -197,9 +197,9 @@ impl Pools {
         self.cleaned(name, drained)
     }
 
-    /// Waits until the backing answers. Then switches the cache to write-through and drains it with
-    /// [`Pools::clean`]. The cache keeps its write mode during the wait. After an error, the cache
-    /// has the configured mode.
+    /// Waits until the backing answers and takes writes. Then switches the cache to write-through
+    /// and drains it with [`Pools::clean`]. The cache keeps its write mode during the wait. After an
+    /// error, the cache has the configured mode.
     pub(in crate::services) async fn clean_while_answering(
         &self,
         name: &str,
@@ -384,7 +384,7 @@ impl Watch {
         let seen = self.seen?;
         let silence = now.duration_since(seen.moved);
         if seen.failing {
-            Some(format!("{} writes to the backing failed; hob retries them", seen.errors))
+            Some(failed_writes(seen.errors))
         } else if (draining || seen.draining) && seen.dirty_bytes > 0 && silence >= STUCK_AFTER {
             Some(format!("the backing has completed no write for {} s", silence.as_secs()))
         } else {
@@ -492,6 +492,12 @@ impl DiskEntry {
         };
         Some(format!("{mode} {until}"))
     }
+}
+
+/// Returns the report that writes of dirty data to the backing failed.
+fn failed_writes(count: u64) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} write{plural} to the backing failed; hob retries them")
 }
 
 /// Returns the condition, as text for users, under which a cache uses write-back again. Before

@@ -148,6 +148,22 @@ fn a_file_that_is_renamed_while_hob_uses_it_is_named() {
 }
 
 #[test]
+fn a_backing_file_that_is_shorter_than_its_disk_is_named() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let file = std::fs::File::options().write(true).open(bench.path("vm.img")).unwrap();
+        let full = file.metadata().unwrap().len();
+        for (bytes, is_named) in [(full, false), (512, true), (full, false)] {
+            file.set_len(bytes).unwrap();
+            bench.services.observe.check_open_files();
+            let health = bench.services.observe.health().await;
+            let expected: &[ProblemKind] = if is_named { &[ProblemKind::FileMissing] } else { &[] };
+            assert_eq!(kinds(&health), expected, "{health:?}");
+        }
+    });
+}
+
+#[test]
 fn a_file_that_is_renamed_before_the_first_check_is_named() {
     run(async |bench| {
         bench.pool(&["a"], 4).await;

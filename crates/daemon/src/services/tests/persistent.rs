@@ -254,11 +254,26 @@ fn the_mode_in_effect_is_shown_while_a_drain_lets_writes_through() {
         let in_effect = || bench.services.observe.disk("vm").unwrap().cache.unwrap().mode_in_effect;
         assert_eq!(in_effect(), None);
         bench.shard.set_backings_fail(true);
-        bench.services.pools.drain("vm".into()).await.unwrap();
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        let drain = bench.services.pools.drain("vm".into());
+        tokio::pin!(drain);
+        // hob has not noticed yet that the backing refuses writes.
+        assert!(tokio::time::timeout(Duration::from_millis(100), &mut drain).await.is_err());
+        bench.services.pools.refresh_dirty("vm").await;
         assert_eq!(in_effect().as_deref(), Some("write-through until the drain ends"));
+        drain.await.unwrap();
         bench.services.pools.drain_stop("vm".into()).await.unwrap();
         assert_eq!(in_effect(), None);
+    });
+}
+
+#[test]
+fn a_removal_that_discards_no_dirty_data_reports_no_loss() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        let changed = bench.services.disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
+        assert!(changed.notes.is_empty(), "{:?}", changed.notes);
     });
 }
 

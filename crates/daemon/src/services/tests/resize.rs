@@ -209,3 +209,26 @@ fn bitmaps_count_what_is_new_as_changed_over_a_crash_too() {
         assert_eq!(dirty(&bench, "b1").await, (grown + 32 * MIB + GRANULE, false));
     });
 }
+
+/// The size is that of the last connection, which may be old.
+#[test]
+fn a_disk_is_not_resized_while_its_backing_does_not_answer() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let before = bench.size("vm");
+        truncate(&bench.img("vm"), before + 16);
+        let monitor = {
+            let inner = bench.services.registry.inner();
+            inner.disk("vm").unwrap().measure.as_ref().unwrap().monitor.clone()
+        };
+        monitor.note_outage(std::time::Duration::ZERO, "Connection refused");
+        for size in [None, Some((before + 16) * MIB)] {
+            let error = bench.resize_disk("vm", size).await.unwrap_err();
+            assert!(error.to_string().contains("Connection refused"), "{error}");
+        }
+        assert_eq!(bench.size("vm"), before);
+        monitor.note_connected();
+        bench.resize_disk("vm", None).await.unwrap();
+        assert_eq!(bench.size("vm"), before + 16);
+    });
+}

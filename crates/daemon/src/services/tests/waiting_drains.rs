@@ -15,6 +15,9 @@ const BLOCK: u64 = 4096;
 /// Commands that drain a write-back cache, by the name of their task.
 const COMMANDS: [&str; 5] = ["cache set", "cache clear", "cache disable", "disk remove", "drain"];
 
+/// Time after which a drain has begun, and has not yet been checked for failures.
+const BEGINNING: Duration = Duration::from_millis(100);
+
 /// Prepares a disk with dirty data in a write-back cache that destages nothing by itself. Every
 /// write to its backing fails.
 async fn prepare(bench: &Bench) -> Arc<Monitor> {
@@ -131,10 +134,12 @@ fn a_change_that_waits_is_made_when_the_backing_answers() {
 fn a_backing_that_is_lost_during_a_drain_gives_write_back_back_until_it_answers() {
     run(async |bench| {
         let monitor = prepare(&bench).await;
-        assert!(order(&bench, "cache set").await.is_err(), "it continues in the background");
+        let change = order(&bench, "cache set");
+        tokio::pin!(change);
+        assert!(tokio::time::timeout(BEGINNING, &mut change).await.is_err(), "it drains");
         assert_eq!(mode_in_effect(&bench).await, "write-through", "the backing has answered so far");
         monitor.note_outage(Duration::ZERO, "Connection refused");
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(change.await.is_err(), "it continues in the background");
         assert_eq!(mode_in_effect(&bench).await, "write-back");
         write(&bench, 5);
         assert_eq!(task(&bench).state, TaskState::Running);
@@ -144,6 +149,50 @@ fn a_backing_that_is_lost_during_a_drain_gives_write_back_back_until_it_answers(
         assert_eq!(task(&bench).state, TaskState::Done);
         let stats = bench.services.observe.stats("vm").await.unwrap();
         assert_eq!((stats.dirty_bytes, stats.mode.as_str()), (0, "write-through"));
+    });
+}
+
+/// The backing answers, but refuses every write. A guest's write would fail if it went there.
+#[test]
+fn a_backing_that_refuses_writes_keeps_write_back_until_it_takes_them() {
+    for command in COMMANDS {
+        run(async |bench| {
+            prepare(&bench).await;
+            // Most of these commands report that they continue in the background.
+            let _ = order(&bench, command).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let waits = task(&bench);
+            assert_eq!((waits.what.as_str(), waits.state), (command, TaskState::Running));
+            let why = waits.dirty.and_then(|dirty| dirty.why).unwrap_or_default();
+            assert!(why.contains("to the backing failed"), "{command}: {why}");
+            for block in 5..25 {
+                assert_eq!(mode_in_effect(&bench).await, "write-back", "{command}");
+                write(&bench, block);
+                tokio::time::sleep(Duration::from_secs(3)).await;
+            }
+            bench.shard.set_backings_fail(false);
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            assert_eq!(task(&bench).state, TaskState::Done, "{command}");
+        });
+    }
+}
+
+#[test]
+fn a_change_that_waits_for_a_backing_that_refuses_writes_can_be_cancelled() {
+    run(async |bench| {
+        prepare(&bench).await;
+        assert!(order(&bench, "cache set").await.is_err(), "it continues in the background");
+        let waits = task(&bench);
+        bench.services.pools.task_cancel(waits.id).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(task(&bench).state, TaskState::Cancelled);
+        // The cache again destages nothing by itself.
+        bench.shard.set_backings_fail(false);
+        let before = bench.services.observe.stats("vm").await.unwrap();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let after = bench.services.observe.stats("vm").await.unwrap();
+        assert_eq!((after.mode.as_str(), after.dirty_bytes), ("write-back", before.dirty_bytes));
+        assert!(after.dirty_bytes > 0);
     });
 }
 

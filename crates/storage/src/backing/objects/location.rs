@@ -118,6 +118,36 @@ impl DiskLocation {
         }
     }
 
+    /// Fails if the disk is not in the directory, for example because the filesystem of the
+    /// directory was unmounted. Otherwise a put would create the object below the mount point, where
+    /// it is lost when the filesystem is mounted again. A disk always has a folder of manifests.
+    async fn check_presence(&self) -> Result<(), StoreError> {
+        let Some(directory) = &self.directory else { return Ok(()) };
+        let folder = directory.join(FOLDERS[0]);
+        let exists = tokio::task::spawn_blocking(move || folder.try_exists()).await;
+        match exists.map_err(io::Error::other).and_then(|result| result) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(StoreError::Failed(format!(
+                "the disk is not in {}; is its filesystem mounted?",
+                directory.display()
+            ))),
+            Err(error) => Err(StoreError::Failed(error.to_string())),
+        }
+    }
+
+    /// Reads an object, or a range of it.
+    async fn fetch(&self, name: Name, range: Option<Range<u64>>) -> Result<Bytes, StoreError> {
+        let path = self.path(name);
+        if let Some(range) = range {
+            return self.store.get_range(&path, range).await.map_err(|error| understand(&error));
+        }
+        let found = self.store.get(&path).await.map_err(|error| understand(&error))?;
+        if found.meta.size > WHOLE_BYTES_MAX {
+            return Err(StoreError::Refused(format!("{name} has {} bytes", found.meta.size)));
+        }
+        found.bytes().await.map_err(|error| understand(&error))
+    }
+
     fn path(&self, name: Name) -> Path {
         let name = name.to_string();
         name.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
@@ -127,17 +157,11 @@ impl DiskLocation {
 impl Objects for DiskLocation {
     fn get(&self, name: Name, range: Option<Range<u64>>) -> Boxed<'_, Bytes> {
         Box::pin(async move {
-            let path = self.path(name);
-            match range {
-                Some(range) => self.store.get_range(&path, range).await.map_err(|error| understand(&error)),
-                None => {
-                    let found = self.store.get(&path).await.map_err(|error| understand(&error))?;
-                    if found.meta.size > WHOLE_BYTES_MAX {
-                        return Err(StoreError::Refused(format!("{name} has {} bytes", found.meta.size)));
-                    }
-                    found.bytes().await.map_err(|error| understand(&error))
-                }
+            let found = self.fetch(name, range).await;
+            if found == Err(StoreError::Absent) && !matches!(name, Name::Manifest(_)) {
+                self.check_presence().await?;
             }
+            found
         })
     }
 
@@ -148,9 +172,18 @@ impl Objects for DiskLocation {
                 Put::IfAbsent => PutMode::Create,
             };
             let options = PutOptions { mode, ..PutOptions::default() };
+            // The first manifest creates the disk.
+            let is_first = name == Name::Manifest(1);
+            if !is_first {
+                self.check_presence().await?;
+            }
             self.make_folder(name).await;
             let put = self.store.put_opts(&self.path(name), bytes.into(), options).await;
             let put = put.map(drop).map_err(|error| understand(&error));
+            if !is_first {
+                // The filesystem may have been unmounted during the put.
+                self.check_presence().await?;
+            }
             if put == Err(StoreError::Present) {
                 self.sync_names_beside(name).await?;
             }
@@ -276,6 +309,7 @@ fn understand(error: &Error) -> StoreError {
 mod tests {
     use std::time::Duration;
 
+    use super::super::format::Generation;
     use super::super::store::RetryingStore;
     use super::*;
 
@@ -329,6 +363,35 @@ mod tests {
         place.list("manifest", &mut |name| found.push(name)).await.unwrap();
         place.list("data", &mut |name| found.push(name)).await.unwrap();
         assert_eq!(found, [one]);
+    }
+
+    /// The filesystem of the directory is unmounted, and mounted again later.
+    #[tokio::test]
+    async fn nothing_is_put_where_the_disk_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, away) = (dir.path().join("disk"), dir.path().join("away"));
+        std::fs::create_dir(&path).unwrap();
+        let place = DiskLocation::files(&path, Directory::Exists).unwrap();
+        let (data, bytes) = (Name::Data(1, Generation(1)), Bytes::from_static(b"abc"));
+        place.put(Name::Manifest(1), bytes.clone(), Put::IfAbsent).await.unwrap();
+        assert_eq!(place.get(data, None).await, Err(StoreError::Absent));
+        std::fs::rename(&path, &away).unwrap();
+        for has_mount_point in [false, true] {
+            if has_mount_point {
+                std::fs::create_dir(&path).unwrap();
+            }
+            for name in [Name::Manifest(2), data] {
+                let put = place.put(name, bytes.clone(), Put::Always).await;
+                assert!(matches!(&put, Err(StoreError::Failed(why)) if why.contains("mounted")), "{put:?}");
+            }
+            let get = place.get(data, None).await;
+            assert!(matches!(&get, Err(StoreError::Failed(_))), "it is not lost: {get:?}");
+            assert!(!path.join("data").exists() && !path.join("manifest").exists());
+        }
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::rename(&away, &path).unwrap();
+        place.put(data, bytes.clone(), Put::Always).await.unwrap();
+        assert_eq!(place.get(data, None).await, Ok(bytes));
     }
 
     /// An earlier attempt has created the object, and has not synced the object's folder
