@@ -1,6 +1,7 @@
 //! Detects files of pools and backings, and files below images, that were removed, renamed or
 //! replaced while hob has them open. hob continues to use the open file, but would find another
-//! file, or no file, when it opens the path again. So `hob health` reports these files.
+//! file, or no file, when it opens the path again. So `hob health` reports these files. A file of a
+//! pool that was truncated is reported too, because hob would refuse it.
 //!
 //! Only one check of all paths is in progress at a time, so a filesystem that hangs also delays the
 //! check of files on other filesystems.
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use hob_control::Size;
 use hob_engine::units::DeviceId;
 
 use super::Observe;
@@ -44,6 +46,8 @@ struct OpenFile {
     opening: Opening,
     /// Identifies the file that hob opened at the path.
     file: FileNumber,
+    /// Size that the file has at least, unless it was truncated; 0 if unknown. Bytes.
+    bytes_min: u64,
 }
 
 /// Distinguishes one opening of a path from a later opening of the same path.
@@ -91,10 +95,22 @@ impl Opening {
     }
 }
 
+/// Returns the problem of a pool's file that was truncated to `bytes`.
+fn truncation(path: &Path, bytes: u64) -> String {
+    format!(
+        "the file {} of the pool was truncated to {} while hob uses it; data past the end of the file is \
+         lost, and hob refuses the file after a restart. Drain the disks with caches in the pool \
+         ('hob drain'), and enlarge the file to its earlier size ('truncate -s') before hob restarts",
+        path.display(),
+        Size(bytes).human()
+    )
+}
+
 /// Result of looking up a path in the filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
-    File(FileNumber),
+    /// A regular file and its size in bytes.
+    File(FileNumber, u64),
     Nothing,
     /// The path leads to something other than a regular file, or an error prevented the check.
     Unknown,
@@ -104,7 +120,9 @@ impl Found {
     /// Asks the filesystem which file is at a path. The filesystem may hang.
     fn at(path: &Path) -> Found {
         match std::fs::metadata(path) {
-            Ok(metadata) => file_number(&metadata).map_or(Found::Unknown, Found::File),
+            Ok(metadata) => {
+                file_number(&metadata).map_or(Found::Unknown, |file| Found::File(file, metadata.len()))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Found::Nothing,
             Err(_) => Found::Unknown,
         }
@@ -120,19 +138,19 @@ impl OpenFiles {
     /// Compares all open files with the files that are at their paths now.
     fn note(&mut self, found: Vec<(OpenFile, Found)>) {
         let mut before = std::mem::take(&mut self.missing);
-        for (OpenFile { subject, path, opening, file }, found) in found {
+        for (OpenFile { subject, path, opening, file, bytes_min }, found) in found {
             let key = (subject, path);
             let known = before.remove(&key).filter(|known| known.opening.is_same(&opening));
-            let what = match found {
-                Found::File(present) if present == file => continue,
-                Found::File(_) => "was replaced by another file",
-                Found::Nothing => "was removed or renamed",
+            let problem = match found {
+                Found::File(present, bytes) if present == file && bytes >= bytes_min => continue,
+                Found::File(present, bytes) if present == file => truncation(&key.1, bytes),
+                Found::File(..) => opening.problem(&key.1, "was replaced by another file"),
+                Found::Nothing => opening.problem(&key.1, "was removed or renamed"),
                 Found::Unknown => {
                     self.missing.extend(known.map(|known| (key, known)));
                     continue;
                 }
             };
-            let problem = opening.problem(&key.1, what);
             if known.is_none() {
                 tracing::warn!("{}: {problem}", key.0);
             }
@@ -177,6 +195,7 @@ impl Observe {
                     path: device.path.clone(),
                     opening: Opening::Device(ids.on_shards),
                     file,
+                    bytes_min: device.segments.saturating_mul(entry.segment_bytes),
                 });
             }
         }
@@ -191,6 +210,7 @@ impl Observe {
                         path: PathBuf::from(&disk.wanted.backing),
                         opening: Opening::Backing(Arc::downgrade(&measure.monitor)),
                         file,
+                        bytes_min: 0,
                     });
                 }
                 files.extend(measure.info.lower_files.iter().map(|(path, file)| OpenFile {
@@ -198,6 +218,7 @@ impl Observe {
                     path: path.clone(),
                     opening: Opening::LowerFile(Arc::downgrade(&measure.monitor)),
                     file: *file,
+                    bytes_min: 0,
                 }));
             }
         }
@@ -220,7 +241,7 @@ mod tests {
         let mut note = |id, found| {
             let (subject, path) = ("p /flash".to_owned(), PathBuf::from("/flash"));
             let (opening, file) = (Opening::Device(DeviceId(id)), (1, 6 + u64::from(id)));
-            let file = OpenFile { subject, path, opening, file };
+            let file = OpenFile { subject, path, opening, file, bytes_min: 4096 };
             files.note(vec![(file, found)]);
             files.problems().pop().map(|(_, reason)| reason)
         };
@@ -228,11 +249,14 @@ mod tests {
         let removed = note(1, Found::Nothing).unwrap();
         assert!(removed.contains("/flash of the pool was removed or renamed"), "{removed}");
         assert!(note(1, Found::Unknown).is_some(), "the path cannot be checked");
-        let replaced = note(1, Found::File((1, 8))).unwrap();
+        let replaced = note(1, Found::File((1, 8), 4096)).unwrap();
         assert!(replaced.contains("was replaced by another file"), "{replaced}");
-        assert_eq!(note(1, Found::File((1, 7))), None);
+        assert_eq!(note(1, Found::File((1, 7), 4096)), None);
+        let truncated = note(1, Found::File((1, 7), 1024)).unwrap();
+        assert!(truncated.contains("/flash of the pool was truncated to 1 KiB"), "{truncated}");
+        assert_eq!(note(1, Found::File((1, 7), 8192)), None);
         assert!(note(1, Found::Nothing).is_some());
         assert_eq!(note(2, Found::Unknown), None, "hob opened another file");
-        assert_eq!(note(2, Found::File((1, 8))), None);
+        assert_eq!(note(2, Found::File((1, 8), 4096)), None);
     }
 }
