@@ -6,6 +6,9 @@ use std::path::{Component, Path};
 /// Directory of the control groups.
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
 
+/// Minimum size of the memory tier of a cache, in bytes.
+pub(crate) const TIER_BYTES_MIN: u64 = 1 << 20;
+
 /// Memory of this host in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HostMemory {

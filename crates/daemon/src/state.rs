@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use hob_control::{BackingTimeout, Export, FlashWrites, Size};
 use hob_storage::backing::Format;
 use hob_storage::failing;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::stripe;
@@ -318,7 +319,7 @@ impl State {
         }
     }
 
-    /// Checks all numeric settings of the state, which are not checked again later.
+    /// Checks the numeric settings and the names of the state, which are not checked again later.
     fn check(&self) -> Result<(), String> {
         for disk in &self.disks {
             let own = disk.qos.as_ref().map_or(Ok(()), |spec| check_qos(&spec.own));
@@ -331,6 +332,14 @@ impl State {
         }
         for store in &self.datastores {
             store.check().map_err(|what| format!("datastore {}: {what}", store.name))?;
+        }
+        let pools: Vec<&str> = self.pools.iter().map(|pool| pool.name.as_str()).collect();
+        let disks: Vec<&str> = self.disks.iter().map(|disk| disk.name.as_str()).collect();
+        for (kind, mut names) in [("pool", pools), ("disk", disks)] {
+            names.sort_unstable();
+            if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+                return Err(format!("the {kind} '{}' appears twice", pair[0]));
+            }
         }
         Ok(())
     }
@@ -510,7 +519,36 @@ fn parse(text: &[u8]) -> Result<State, String> {
     }
     let state: State = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     state.check()?;
+    check_modes(text)?;
     Ok(state)
+}
+
+/// Returns an error if a persistent cache has no write mode. Each version of hob that saves a
+/// journal also saves the mode. The default mode, write-through, would drop the dirty data of a
+/// write-back cache whose mode is missing.
+fn check_modes(text: &[u8]) -> Result<(), String> {
+    #[derive(Deserialize)]
+    struct Disks {
+        disks: Vec<Disk>,
+    }
+    #[derive(Deserialize)]
+    struct Disk {
+        name: String,
+        cache: Option<Cache>,
+    }
+    #[derive(Deserialize)]
+    struct Cache {
+        mode: Option<IgnoredAny>,
+        journal: Option<IgnoredAny>,
+    }
+
+    let Disks { disks } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    for Disk { name, cache } in disks {
+        if cache.is_some_and(|cache| cache.journal.is_some() && cache.mode.is_none()) {
+            return Err(format!("disk {name}: its persistent cache has no mode"));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

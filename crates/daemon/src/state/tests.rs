@@ -150,6 +150,32 @@ fn a_cache_of_an_older_file_is_volatile_and_writes_through() {
 }
 
 #[test]
+fn a_persistent_cache_without_its_mode_is_refused() {
+    let mut file = serde_json::to_value(example()).unwrap();
+    let cache = file["disks"][0]["cache"].as_object_mut().unwrap();
+    assert!(cache.remove("mode").is_some());
+    let error = parse(file.to_string().as_bytes()).unwrap_err();
+    assert!(error.contains("disk vm: its persistent cache has no mode"), "{error}");
+    let cache = file["disks"][0]["cache"].as_object_mut().unwrap();
+    assert!(cache.remove("journal").is_some());
+    let state = parse(file.to_string().as_bytes()).unwrap();
+    assert_eq!(state.disks[0].cache.as_ref().unwrap().mode, Mode::WriteThrough);
+}
+
+#[test]
+fn a_name_that_appears_twice_is_refused() {
+    for (list, part) in
+        [("pools", "the pool 'default' appears twice"), ("disks", "the disk 'vm' appears twice")]
+    {
+        let mut file = serde_json::to_value(example()).unwrap();
+        let entry = file[list][0].clone();
+        file[list].as_array_mut().unwrap().push(entry);
+        let error = parse(file.to_string().as_bytes()).unwrap_err();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
 fn what_users_can_say_of_destaging_survives_the_engines_units() {
     for row in hob_engine::preset::PRESETS {
         assert_eq!(DestageSpec::of(&row.destage).engine(), row.destage, "{}", row.name);

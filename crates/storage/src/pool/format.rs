@@ -35,7 +35,7 @@ pub(super) const ENTRIES_PER_PAGE: u64 = 126;
 pub(super) const SEGMENTS_MAX: u64 = 1 << 24;
 
 /// Maximum length of a pool's name in bytes.
-pub(super) const NAME_BYTES_MAX: usize = 63;
+pub const NAME_BYTES_MAX: usize = 63;
 
 const MAGIC: [u8; 8] = *b"hob-pool";
 pub(super) const PAGE_MAGIC: [u8; 4] = *b"hobT";

@@ -44,7 +44,7 @@ pub use error::PoolError;
 pub(crate) use flushes::DeviceFlushes;
 pub use foreign::{ForeignCache, caches_on};
 use format::{Entry, Features, Kind, Superblock, SuperblockFlags};
-pub use format::{FORMAT_VERSION, OwnerId, Uuid, device_bytes_for, is_segment_size};
+pub use format::{FORMAT_VERSION, NAME_BYTES_MAX, OwnerId, Uuid, device_bytes_for, is_segment_size};
 pub(crate) use reader::AlignedBuffer;
 pub use reader::{SectorCopy, SectorLost, SectorReader};
 pub(crate) use remote::RemoteFile;

@@ -16,13 +16,13 @@ use std::time::Duration;
 use hob_control::{Endpoint, PoolCreate, Size};
 use hob_nbd::uri::NbdUri;
 use hob_storage::backing::Format;
-use hob_storage::pool::{default_segment_bytes, device_bytes_for, is_segment_size};
+use hob_storage::pool::{NAME_BYTES_MAX, default_segment_bytes, device_bytes_for, is_segment_size};
 
 use super::super::Config;
 use super::answers::query_all;
 use super::{Findings, readable};
 use crate::hardware::Backing;
-use crate::host_memory::HostMemory;
+use crate::host_memory::{HostMemory, TIER_BYTES_MIN};
 use crate::image::unknown_scheme;
 use crate::state::State;
 
@@ -71,6 +71,8 @@ struct PathFacts {
 
 /// Checks hob.toml against this host.
 pub(in super::super) fn check_host(config: &Config, state: &State, found: &mut Findings<'_>) {
+    check_directories(config, found);
+    check_pool_names(config, found);
     check_addresses(config, found);
     check_memory(config, HostMemory::look(), found);
     check_backing_addresses(config, found);
@@ -79,6 +81,33 @@ pub(in super::super) fn check_host(config: &Config, state: &State, found: &mut F
     check_twice(&uses, &facts, found);
     check_types(config, state, &uses, &facts, found);
     check_sizes(config, state, &uses, &facts, found);
+}
+
+/// Checks the directories of the state and of lent flash.
+fn check_directories(config: &Config, found: &mut Findings<'_>) {
+    if config.state_dir.as_os_str().is_empty() {
+        found.add("state_dir", "state_dir is empty: write the path of a directory, such as /var/lib/hob");
+    }
+    let Some(lend) = &config.peers.lend else { return };
+    let answers = query_all(vec![lend.clone()], LOOK_MAX, |path| std::fs::metadata(path).ok());
+    if answers.into_iter().flatten().any(|metadata| !metadata.is_dir()) {
+        let what = format!("peers.lend = {}: the path is not a directory; use another path", lend.display());
+        found.add("peers.lend", what);
+    }
+}
+
+/// Checks that the names of pools fit into the superblocks of their devices.
+fn check_pool_names(config: &Config, found: &mut Findings<'_>) {
+    for (number, pool) in config.pools.iter().enumerate() {
+        let bytes = pool.name.len();
+        if bytes > NAME_BYTES_MAX {
+            let what = format!(
+                "[[pool]] '{}': the name has {bytes} bytes, and {NAME_BYTES_MAX} is the maximum",
+                pool.name
+            );
+            found.add(&format!("pool.{number}.name"), what);
+        }
+    }
 }
 
 /// Checks that no two listeners use one TCP address.
@@ -127,7 +156,11 @@ fn is_one_address(one: &Endpoint, other: &Endpoint, v6_takes_v4: bool) -> bool {
 fn check_memory(config: &Config, memory: HostMemory, found: &mut Findings<'_>) {
     for (number, disk) in config.disks.iter().enumerate() {
         let ram = disk.cache.as_ref().and_then(|cache| cache.settings.ram).unwrap_or_default();
-        if ram.bytes() > memory.total / 2 {
+        if (1..TIER_BYTES_MIN).contains(&ram.bytes()) {
+            let least = Size(TIER_BYTES_MIN);
+            let what = format!("disk {}: ram = {ram}: the value must be 0 or at least {least}", disk.name);
+            found.add(&format!("disk.{number}.cache.ram"), what);
+        } else if ram.bytes() > memory.total / 2 {
             found.add(
                 &format!("disk.{number}.cache.ram"),
                 format!(
@@ -525,5 +558,27 @@ mod tests {
         let both = cached("one", "size = \"600M\"") + &cached("two", "size = \"600M\"");
         assert_one(&with(&both), &["disk two: the caches up to this one"]);
         assert_one(&with(&cached("one", "size = \"1M\", ram = \"1E\"")), &["ram = 1E", "half"]);
+    }
+
+    #[test]
+    fn directories_and_pool_names_are_checked() {
+        let (_dir, real, _) = linked();
+        assert_one("state_dir = \"\"", &["state_dir is empty"]);
+        let lend = |path: &str| format!("[peers]\nlend = \"{path}\"\nlend_max = \"1G\"");
+        assert_eq!(check(&lend(&real)), [""; 0]);
+        assert_eq!(check(&lend(&format!("{real}/new"))), [""; 0]);
+        let file = format!("{real}/file");
+        std::fs::write(&file, "x").unwrap();
+        assert_one(&lend(&file), &["peers.lend", "not a directory"]);
+        let pool = |letters: usize| {
+            let name = "p".repeat(letters);
+            format!("[[pool]]\nname = \"{name}\"\ndevices = [\"{real}/p\"]\nsize = \"1G\"")
+        };
+        assert_eq!(check(&pool(63)), [""; 0]);
+        assert_one(&pool(64), &["64 bytes, and 63 is the maximum"]);
+        let pool = format!("[[pool]]\nname = \"p\"\ndevices = [\"{real}/p\"]\nsize = \"1G\"\n");
+        let tier = |ram: &str| pool.clone() + &cached("one", &format!("size = \"1M\", ram = \"{ram}\""));
+        assert_eq!(check(&tier("1M")), [""; 0]);
+        assert_one(&tier("1023K"), &["ram = 1023K", "0 or at least 1M"]);
     }
 }

@@ -1,7 +1,8 @@
 //! Detects files of pools and backings, and files below images, that were removed, renamed or
 //! replaced while hob has them open. hob continues to use the open file, but would find another
 //! file, or no file, when it opens the path again. So `hob health` reports these files. The same
-//! check detects raw files that are shorter than their disks.
+//! check detects files of pools that were truncated, because hob would refuse them, and raw files
+//! that are shorter than their disks.
 //!
 //! Only one check of all paths is in progress at a time, so a filesystem that hangs also delays the
 //! check of files on other filesystems.
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use hob_control::Size;
 use hob_engine::units::DeviceId;
 use hob_storage::backing::Format;
 
@@ -93,6 +95,23 @@ impl Opening {
             ),
         }
     }
+
+    /// Returns the problem of a file that has `bytes` bytes and should have at least `bytes_min`.
+    fn short(&self, path: &Path, bytes: u64, bytes_min: u64) -> String {
+        let path = path.display();
+        match self {
+            Opening::Device(_) => format!(
+                "the file {path} of the pool was truncated to {} while hob uses it; data past the end of the \
+                 file is lost, and hob refuses the file after a restart. Drain the disks with caches in the pool \
+                 ('hob drain'), and enlarge the file to its earlier size ('truncate -s') before hob restarts",
+                Size(bytes).human()
+            ),
+            Opening::Backing(_) | Opening::LowerFile(_) => format!(
+                "its backing file {path} has shrunk from {bytes_min} to {bytes} bytes. Data past its end is lost, \
+                 and I/O there fails until you restore the size with 'truncate --size={bytes_min}'"
+            ),
+        }
+    }
 }
 
 /// Result of looking up a path in the filesystem.
@@ -132,10 +151,8 @@ impl OpenFiles {
             let key = (subject, path);
             let known = before.remove(&key).filter(|known| known.opening.is_same(&opening));
             let problem = match found {
-                Found::File(present, bytes) if present == file => match bytes < bytes_min {
-                    true => shrunk(&key.1, bytes, bytes_min),
-                    false => continue,
-                },
+                Found::File(present, bytes) if present == file && bytes >= bytes_min => continue,
+                Found::File(present, bytes) if present == file => opening.short(&key.1, bytes, bytes_min),
                 Found::File(..) => opening.problem(&key.1, "was replaced by another file"),
                 Found::Nothing => opening.problem(&key.1, "was removed or renamed"),
                 Found::Unknown => {
@@ -149,15 +166,6 @@ impl OpenFiles {
             self.missing.insert(key, Missing { opening, problem });
         }
     }
-}
-
-/// Returns the problem of a raw file that is shorter than its disk.
-fn shrunk(path: &Path, bytes: u64, bytes_min: u64) -> String {
-    let path = path.display();
-    format!(
-        "its backing file {path} has shrunk from {bytes_min} to {bytes} bytes. Data past its end is lost, \
-         and I/O there fails until you restore the size with 'truncate --size={bytes_min}'"
-    )
 }
 
 impl Observe {
@@ -196,7 +204,7 @@ impl Observe {
                     path: device.path.clone(),
                     opening: Opening::Device(ids.on_shards),
                     file,
-                    bytes_min: 0,
+                    bytes_min: device.segments.saturating_mul(entry.segment_bytes),
                 });
             }
         }
@@ -254,8 +262,8 @@ mod tests {
         let replaced = note(1, Found::File((1, 8), 4096)).unwrap();
         assert!(replaced.contains("was replaced by another file"), "{replaced}");
         assert_eq!(note(1, Found::File((1, 7), 8192)), None);
-        let shrunk = note(1, Found::File((1, 7), 512)).unwrap();
-        assert!(shrunk.contains("has shrunk from 4096 to 512 bytes"), "{shrunk}");
+        let truncated = note(1, Found::File((1, 7), 1024)).unwrap();
+        assert!(truncated.contains("/flash of the pool was truncated to 1 KiB"), "{truncated}");
         assert_eq!(note(1, Found::File((1, 7), 4096)), None);
         assert!(note(1, Found::Nothing).is_some());
         assert_eq!(note(2, Found::Unknown), None, "hob opened another file");

@@ -8,13 +8,10 @@ use hob_engine::units::SECTOR_BYTES;
 use super::Pools;
 use crate::api_error::{Result, conflict, invalid};
 use crate::hardware::Area;
-use crate::host_memory::HostMemory;
+use crate::host_memory::{HostMemory, TIER_BYTES_MIN};
 use crate::services::flash::blocking;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::state::CacheSpec;
-
-/// Minimum size of a memory tier in bytes.
-const BYTES_MIN: u64 = 1 << 20;
 
 /// Memory of the index for each block of one sector, in bytes (docs/ARCHITECTURE.md, promise 6).
 const INDEX_BYTES_PER_BLOCK: u64 = 24;
@@ -190,10 +187,10 @@ impl Inner {
         if wanted == 0 {
             return Ok(());
         }
-        if wanted < BYTES_MIN {
+        if wanted < TIER_BYTES_MIN {
             return Err(invalid!(
                 "the memory tier (ram) must be 0 or at least {}, not {}",
-                human(BYTES_MIN),
+                human(TIER_BYTES_MIN),
                 spec.ram
             ));
         }

@@ -164,6 +164,23 @@ fn a_backing_file_that_is_shorter_than_its_disk_is_named() {
 }
 
 #[test]
+fn a_file_of_a_pool_that_is_truncated_while_hob_uses_it_is_named() {
+    run(async |bench| {
+        bench.pool(&["a"], 4).await;
+        let file = std::fs::File::options().write(true).open(bench.path("a")).unwrap();
+        let bytes = file.metadata().unwrap().len();
+        file.set_len(4096).unwrap();
+        bench.services.observe.check_open_files();
+        let health = bench.services.observe.health().await;
+        assert_eq!(kinds(&health), [ProblemKind::FileMissing], "{health:?}");
+        assert!(health.problems[0].reason.contains("was truncated to 4 KiB"), "{health:?}");
+        file.set_len(bytes).unwrap();
+        bench.services.observe.check_open_files();
+        assert!(kinds(&bench.services.observe.health().await).is_empty());
+    });
+}
+
+#[test]
 fn a_file_that_is_renamed_before_the_first_check_is_named() {
     run(async |bench| {
         bench.pool(&["a"], 4).await;
