@@ -117,7 +117,8 @@ fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
 fn about_backing(disk: &Disk) -> Option<String> {
     let state = disk.backing_state.as_ref().filter(|state| **state != BackingState::Connected)?;
     let hits = if disk.cache.is_some() { "; reads of cached data are served meanwhile" } else { "" };
-    Some(format!("The backing {} {}{hits}.", disk.backing, state.sentence()))
+    let verb = if matches!(state, BackingState::Reconnecting { .. }) { "is " } else { "" };
+    Some(format!("The backing {} {verb}{}{hits}.", disk.backing, state.sentence()))
 }
 
 fn not_served(stats: &DiskStats) -> Vec<Share> {

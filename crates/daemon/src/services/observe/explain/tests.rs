@@ -88,6 +88,14 @@ fn each_state_has_its_sentence() {
         let said = said(&disk(state, reason), &figures(state, &[], 0));
         assert!(said.contains(part), "{state:?}: {said}");
     }
+    let away = BackingState::Reconnecting {
+        since_seconds: 9,
+        last_error: "Connection refused".into(),
+        waiting_requests: 1,
+    };
+    let waiting = Disk { backing_state: Some(away), ..disk(CacheState::Active, None) };
+    let text = said(&waiting, &figures(CacheState::Active, &[], 0));
+    assert!(text.contains(" is reconnecting for 9 s: Connection refused; 1 request waits;"), "{text}");
     let offline = Disk { state: DiskState::Offline, reason: Some("no such file".into()), ..none };
     assert_eq!(explain(&offline, None).sentences, ["vm is not served: no such file."]);
 }
