@@ -73,6 +73,10 @@ fn said(disk: &Disk, stats: &DiskStats) -> String {
 fn each_state_has_its_sentence() {
     let none = Disk { cache: None, ..disk(CacheState::None, None) };
     assert!(said(&none, &figures(CacheState::None, &[], 0)).contains("'hob cache enable vm'"));
+    let clone = Disk { parent: Some("golden".into()), ..none.clone() };
+    assert!(said(&clone, &figures(CacheState::None, &[], 0)).contains("the disk golden serves the data"));
+    let alone = Disk { parent_reason: Some("it has changed".into()), ..clone };
+    assert!(said(&alone, &figures(CacheState::None, &[], 0)).contains("'hob cache enable vm'"));
     for (state, reason, part) in [
         (
             CacheState::None,
