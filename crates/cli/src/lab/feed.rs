@@ -87,7 +87,7 @@ impl<'a> Feed<'a> {
         remarks.extend(self.blocks.truncation());
         if self.count == 0 {
             remarks.insert(0, "there is no request in the trace".to_owned());
-            bail!("{}", remarks.join(" "));
+            bail!("{}", in_one_line(&remarks));
         }
         Ok(Fed { count: self.count, is_cut, remarks })
     }
@@ -107,6 +107,12 @@ impl<'a> Feed<'a> {
             Err(error) => self.end = Some(End::Failed(error)),
         }
     }
+}
+
+/// Joins remarks, of which some introduce a list, to one line.
+fn in_one_line(remarks: &[String]) -> String {
+    let parts: Vec<&str> = remarks.iter().map(|remark| remark.trim()).collect();
+    parts.join("; ").replace(":; ", ": ")
 }
 
 impl Iterator for Feed<'_> {
@@ -177,5 +183,11 @@ mod tests {
             said(read("ts_us,op,offset,size\n0,R,0,512\n", u64::MAX, true)).contains("interrupted after 0")
         );
         assert!(said(read("\n", u64::MAX, false)).contains("no request"));
+    }
+
+    #[test]
+    fn the_remarks_about_an_empty_trace_are_one_line() {
+        let remarks = ["no request", "2 were skipped:", "  line 2: no length", "  …"].map(str::to_owned);
+        assert_eq!(in_one_line(&remarks), "no request; 2 were skipped: line 2: no length; …");
     }
 }

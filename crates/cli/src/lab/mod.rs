@@ -174,8 +174,13 @@ fn read_material(
         Ok(())
     })?;
     ensure!(requests > 0, "there is no request in {}", source.trace.display());
-    let remarks = remarks(&reader).into_iter().filter(|remark| !remark.starts_with(' '));
-    Ok((material, remarks.collect()))
+    Ok((material, without_lists(remarks(&reader))))
+}
+
+/// Removes the lists of malformed entries from remarks.
+fn without_lists(remarks: Vec<String>) -> Vec<String> {
+    let heads = remarks.into_iter().filter(|remark| !remark.starts_with(' '));
+    heads.map(|remark| remark.trim_end_matches(':').to_owned()).collect()
 }
 
 /// Shows the progress of a model's work as a bar. Ctrl-C cancels the work.
@@ -227,7 +232,10 @@ fn remarks(reader: &TraceReader) -> Vec<String> {
     }
     let skipped = reader.skipped();
     if skipped.count > 0 {
-        remarks.push(format!("{} invalid entries were skipped:", skipped.count));
+        remarks.push(match skipped.count {
+            1 => "1 invalid entry was skipped:".to_owned(),
+            more => format!("{more} invalid entries were skipped:"),
+        });
         remarks.extend(skipped.first.iter().map(|entry| format!("  {entry}")));
         if skipped.count > skipped.first.len() as u64 {
             remarks.push("  …".to_owned());
@@ -257,4 +265,16 @@ fn write_if(path: Option<impl AsRef<Path>>, text: impl FnOnce() -> String) -> an
     let Some(path) = path else { return Ok(()) };
     let path = path.as_ref();
     std::fs::write(path, text()).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remarks_without_lists_do_not_announce_a_list() {
+        let remarks = ["2 invalid entries were skipped:", "  line 4: the length is 0", "  …", "late"];
+        let heads = without_lists(remarks.map(str::to_owned).into());
+        assert_eq!(heads, ["2 invalid entries were skipped", "late"]);
+    }
 }

@@ -117,7 +117,8 @@ fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
 fn about_backing(disk: &Disk) -> Option<String> {
     let state = disk.backing_state.as_ref().filter(|state| **state != BackingState::Connected)?;
     let hits = if disk.cache.is_some() { "; reads of cached data are served meanwhile" } else { "" };
-    Some(format!("The backing {} {}{hits}.", disk.backing, state.sentence()))
+    let verb = if matches!(state, BackingState::Reconnecting { .. }) { "is " } else { "" };
+    Some(format!("The backing {} {verb}{}{hits}.", disk.backing, state.sentence()))
 }
 
 fn not_served(stats: &DiskStats) -> Vec<Share> {
@@ -147,6 +148,12 @@ fn share(percent: f64) -> String {
 fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
     let name = &disk.name;
     let Some(cache) = &disk.cache else {
+        if let Some(parent) = disk.parent.as_ref().filter(|_| disk.parent_reason.is_none()) {
+            return vec![format!(
+                "{name} has no cache of its own; the disk {parent} serves the data of its parent, \
+                 with its own cache if it has one; 'hob explain {parent}' describes that disk."
+            )];
+        }
         return vec![format!(
             "{name} has no cache, so all of its I/O goes to the backing; 'hob cache enable {name}' adds a cache."
         )];

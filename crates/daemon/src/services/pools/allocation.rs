@@ -126,6 +126,10 @@ impl Pools {
         disk.cache_reason = None;
         if got == missing || spec.shared.is_some() {
             let held = disk.held.len() as u64;
+            if held == 0 {
+                // A shared cache has no size of its own to compare with.
+                disk.cache_reason = Some(format!("pool {} has no space for it", spec.pool));
+            }
             inner.set_shared_size(name, held);
             return Ok(Vec::new());
         }

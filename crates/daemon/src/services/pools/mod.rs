@@ -20,6 +20,7 @@ mod flash_writes;
 mod foreign;
 mod journal_lost;
 mod memory;
+mod miss_cost;
 mod orphans;
 mod remote_devices;
 mod replacement;

@@ -20,6 +20,7 @@ use tokio::time::Instant as Clock;
 
 use super::Pools;
 use super::allocation::AllocationRule;
+use super::miss_cost::MissCost;
 use super::rings::ring_segments;
 use crate::api_error::{Result, conflict};
 use crate::background::spawn;
@@ -27,7 +28,7 @@ use crate::services::flash::blocking;
 use crate::services::registry::{
     DeviceEntry, DiskEntry, DiskPhase, Inner, PoolEntry, REPARTITIONING, is_own_work,
 };
-use crate::shard_api::{CountsAsked, ShardHandle};
+use crate::shard_api::{CountsAsked, PoolCounts, ShardHandle};
 use crate::state::{CacheSpec, JournalSpec, SharedSize};
 
 /// Time between two repartitionings of a pool.
@@ -52,6 +53,9 @@ const ASKED_MAX: usize = 16;
 /// computed.
 type Curves = BTreeMap<DiskId, (u64, BlockSizing)>;
 
+/// The recent cost of a miss of each disk.
+type MissCosts = BTreeMap<DiskId, MissCost>;
+
 /// Division of one pool among its shared caches.
 #[derive(Debug)]
 pub(in crate::services) struct Sharing {
@@ -61,6 +65,8 @@ pub(in crate::services) struct Sharing {
     partitioner: Option<Partitioner>,
     /// The latest miss-ratio curves; empty while a repartitioning uses them.
     curves: Curves,
+    /// The recent cost of a miss of each disk; empty while a repartitioning updates it.
+    miss_costs: MissCosts,
     /// True during a repartitioning.
     is_running: bool,
     /// Locked while space is allocated for a cache, so that the space for journals is not promised
@@ -78,6 +84,7 @@ impl Default for Sharing {
             began: Clock::now(),
             partitioner: None,
             curves: Curves::new(),
+            miss_costs: MissCosts::new(),
             is_running: false,
             turn: Arc::default(),
             moved: 0,
@@ -144,8 +151,12 @@ impl Pools {
 
     /// Chooses the sizes of a pool's shared caches and resizes them.
     pub(in crate::services) async fn round(&self, pool: &str) -> Result<()> {
-        let mut curves = std::mem::take(&mut self.registry.inner().pool_mut(pool)?.sharing.curves);
-        let participants = self.participants(pool, &mut curves).await;
+        let (mut curves, mut miss_costs) = {
+            let mut inner = self.registry.inner();
+            let sharing = &mut inner.pool_mut(pool)?.sharing;
+            (std::mem::take(&mut sharing.curves), std::mem::take(&mut sharing.miss_costs))
+        };
+        let participants = self.participants(pool, &mut curves, &mut miss_costs).await;
         let (mut partitioner, now, capacity) = {
             let mut inner = self.registry.inner();
             let spare = inner.journal_spare(pool);
@@ -153,6 +164,7 @@ impl Pools {
             let held: u64 = participants.iter().map(|cache| cache.segments).sum();
             let capacity = entry.free_segments_beyond(spare) + held;
             let sharing = &mut entry.sharing;
+            sharing.miss_costs = miss_costs;
             let now = Instant(u64::try_from(sharing.began.elapsed().as_nanos()).unwrap_or(u64::MAX));
             let partitioner = sharing.partitioner.take();
             (partitioner.unwrap_or_else(|| Partitioner::new(entry.segment_bytes)), now, capacity)
@@ -190,8 +202,14 @@ impl Pools {
         Ok(())
     }
 
-    /// Returns the shared caches of a pool whose sizes can be chosen, and updates their curves.
-    async fn participants(&self, pool: &str, curves: &mut Curves) -> Vec<Participant> {
+    /// Returns the shared caches of a pool whose sizes can be chosen, and updates the curves and the
+    /// costs of a miss of their disks.
+    async fn participants(
+        &self,
+        pool: &str,
+        curves: &mut Curves,
+        miss_costs: &mut MissCosts,
+    ) -> Vec<Participant> {
         let mut by_shard: Vec<(ShardHandle, Vec<(Participant, CountsAsked)>)> = Vec::new();
         let segment_bytes = {
             let inner = self.registry.inner();
@@ -238,7 +256,9 @@ impl Pools {
                 counts.extend(more);
             }
             for (cache, counts) in caches.into_iter().zip(counts) {
-                let Some(DiskCounts { reads, dirty_bytes, miss_cost_ns, curve }) = counts else { continue };
+                let Some(PoolCounts { counts, backing, flash }) = counts else { continue };
+                let DiskCounts { reads, dirty_bytes, curve, .. } = counts;
+                let miss_cost_ns = miss_costs.entry(cache.id).or_default().update(&backing, &flash);
                 if let Some(curve) = curve {
                     curves.insert(cache.id, (reads, curve));
                 }
@@ -248,6 +268,7 @@ impl Pools {
         }
         let present: BTreeSet<DiskId> = participants.iter().map(|cache| cache.id).collect();
         curves.retain(|id, _| present.contains(id));
+        miss_costs.retain(|id, _| present.contains(id));
         participants
     }
 

@@ -111,6 +111,26 @@ fn a_shared_cache_that_becomes_persistent_makes_space_for_its_journal() {
 }
 
 #[test]
+fn a_shared_cache_without_space_has_a_reason() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 2).await;
+        let disks = ["one", "two", "three", "four"];
+        for disk in disks {
+            bench.disk(disk).await;
+            bench.share(disk, "{}").await.unwrap();
+        }
+        bench.services.pools.device_remove("p".into(), bench.path("b")).await.unwrap();
+        bench.rounds(2, &[]).await;
+        let without: Vec<&str> = disks.into_iter().filter(|disk| bench.room(disk) == 0).collect();
+        assert_eq!(without.len(), 2);
+        for disk in without {
+            let reason = bench.services.observe.disk(disk).unwrap().cache.unwrap().reason;
+            assert!(reason.is_some_and(|reason| reason.contains("pool p has ")), "{disk}");
+        }
+    });
+}
+
+#[test]
 fn limits_hold() {
     run(async |bench| {
         bench.pool(&["a", "b"], 16).await;

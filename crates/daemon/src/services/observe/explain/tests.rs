@@ -73,6 +73,10 @@ fn said(disk: &Disk, stats: &DiskStats) -> String {
 fn each_state_has_its_sentence() {
     let none = Disk { cache: None, ..disk(CacheState::None, None) };
     assert!(said(&none, &figures(CacheState::None, &[], 0)).contains("'hob cache enable vm'"));
+    let clone = Disk { parent: Some("golden".into()), ..none.clone() };
+    assert!(said(&clone, &figures(CacheState::None, &[], 0)).contains("the disk golden serves the data"));
+    let alone = Disk { parent_reason: Some("it has changed".into()), ..clone };
+    assert!(said(&alone, &figures(CacheState::None, &[], 0)).contains("'hob cache enable vm'"));
     for (state, reason, part) in [
         (
             CacheState::None,
@@ -88,6 +92,14 @@ fn each_state_has_its_sentence() {
         let said = said(&disk(state, reason), &figures(state, &[], 0));
         assert!(said.contains(part), "{state:?}: {said}");
     }
+    let away = BackingState::Reconnecting {
+        since_seconds: 9,
+        last_error: "Connection refused".into(),
+        waiting_requests: 1,
+    };
+    let waiting = Disk { backing_state: Some(away), ..disk(CacheState::Active, None) };
+    let text = said(&waiting, &figures(CacheState::Active, &[], 0));
+    assert!(text.contains(" is reconnecting for 9 s: Connection refused; 1 request waits;"), "{text}");
     let offline = Disk { state: DiskState::Offline, reason: Some("no such file".into()), ..none };
     assert_eq!(explain(&offline, None).sentences, ["vm is not served: no such file."]);
 }
