@@ -231,6 +231,27 @@ fn an_image_is_not_extended_again_by_the_next_attachment() {
     Tool::new("qemu-img").args(["check", "-f", "qcow2", &stage.scratch.text("disk.qcow2")]).run();
 }
 
+/// The VM would use the other file.
+#[test]
+fn a_disk_is_not_detached_to_another_file_at_the_path_of_its_image() {
+    let stage = Stage::new();
+    stage.image("disk.img", "raw", &[]);
+    let vm = stage.start("disk.img", "raw", "");
+    stage.run("attach", &[]);
+    stage.write(1);
+    let (path, renamed) = (stage.scratch.path("disk.img"), stage.scratch.path("renamed.img"));
+    std::fs::rename(&path, &renamed).unwrap();
+    stage.image("disk.img", "raw", &[]);
+    let said = stage.refused("detach", &[]);
+    assert!(said.contains("another file is there now") && said.contains("still attached"), "{said}");
+    assert_eq!(stage.ask("query-status", json!({}))["status"], "running");
+    stage.write(2);
+    std::fs::rename(&renamed, &path).unwrap();
+    stage.run("detach", &[]);
+    stage.quit(vm);
+    assert_eq!(stage.first("disk.img"), 2);
+}
+
 /// QEMU keeps nodes of `-blockdev` when their device is unplugged. A guest without an operating system
 /// unplugs the device at a reset.
 #[test]
