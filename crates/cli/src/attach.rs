@@ -184,7 +184,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         _ => error,
     })?;
     let vm = Vm::look(&mut monitor, &default_name(target)).await?;
-    Vm::check(&mut monitor).await?;
+    Vm::check(&mut monitor, Goal::Attached).await?;
     check_jobs(&vm, &mut monitor, client, &records, if args.common.dry_run { &[] } else { &known }).await?;
     let persistent = Rc::new(persistent(target).await?);
     if let (Kind::Libvirt(domain), Persistent::None) = (&target.kind, &*persistent) {
@@ -380,7 +380,7 @@ async fn connect_to_detach(
         false => error,
     })?;
     let vm = Vm::look(&mut monitor, "").await?;
-    Vm::check(&mut monitor).await?;
+    Vm::check(&mut monitor, Goal::Detached).await?;
     check_jobs(&vm, &mut monitor, client, records, if args.common.dry_run { &[] } else { known }).await?;
     Ok(monitor)
 }

@@ -15,6 +15,7 @@ use super::libvirt;
 use super::options::{
     drive_discards, given as given_options, name_or, node_name, not_repeatable, of_hob, of_image, of_parent,
 };
+use super::plan::Goal;
 use super::proxmox;
 use super::qmp::Monitor;
 use super::record::{Method, Record};
@@ -73,11 +74,13 @@ impl Vm {
         Ok(Vm { name, graph, command_line: words.collect(), directory, pid })
     }
 
-    /// Refuses a VM that neither runs nor is paused, and a VM that is migrating.
-    pub(super) async fn check(monitor: &mut Monitor) -> anyhow::Result<()> {
+    /// Refuses a VM that neither runs nor is paused, and a VM that is migrating. A VM that QEMU has stopped
+    /// after an I/O error may be detached: its image may have the space that hob's disk lacks.
+    pub(super) async fn check(monitor: &mut Monitor, goal: Goal) -> anyhow::Result<()> {
         let status = monitor.ask("query-status", json!({})).await?;
         let status = status["status"].as_str().unwrap_or_default();
-        if !STATES.contains(&status) {
+        let is_detached_after_error = goal == Goal::Detached && status == "io-error";
+        if !STATES.contains(&status) && !is_detached_after_error {
             bail!("the VM is in the state '{status}'; hob changes disks only while the VM runs or is paused");
         }
         let migration = monitor.ask("query-migrate", json!({})).await?;
@@ -471,9 +474,13 @@ mod tests {
         }
     }
 
+    fn checked_vm(status: &str, migration: &Value) -> Result<(), String> {
+        checked_for(Goal::Attached, status, migration)
+    }
+
     /// Returns the result of [`Vm::check`] for a VM with these replies to `query-status` and
     /// `query-migrate`.
-    fn checked_vm(status: &str, migration: &Value) -> Result<(), String> {
+    fn checked_for(goal: Goal, status: &str, migration: &Value) -> Result<(), String> {
         let (status, migration) = (json!({ "status": status }), migration.clone());
         let qemu = FakeQemu::start(move |command| match command {
             "query-status" => status.clone(),
@@ -483,7 +490,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut monitor = Monitor::connect(&qemu.path()).await.unwrap();
-            Vm::check(&mut monitor).await.map_err(|error| error.to_string())
+            Vm::check(&mut monitor, goal).await.map_err(|error| error.to_string())
         })
     }
 
@@ -513,6 +520,15 @@ mod tests {
             let error = checked_vm(status, &json!({})).unwrap_err();
             assert!(error.contains(&format!("in the state '{status}'")), "{error}");
         }
+    }
+
+    /// For example, a snapshot inside the image needs more space than hob's disk has.
+    #[test]
+    fn a_vm_that_stopped_after_an_error_is_only_detached() {
+        let error = checked_for(Goal::Attached, "io-error", &json!({})).unwrap_err();
+        assert!(error.contains("in the state 'io-error'"), "{error}");
+        assert_eq!(checked_for(Goal::Detached, "io-error", &json!({})), Ok(()));
+        assert!(checked_for(Goal::Detached, "shutdown", &json!({})).is_err());
     }
 
     fn record(vm: &Vm) -> anyhow::Result<Record> {
