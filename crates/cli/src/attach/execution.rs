@@ -110,14 +110,16 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Returns true if QEMU has nothing of the attachment, and the VM uses an image. The command was killed
-    /// before it changed QEMU, or the VM has started again since. The VM may have another image
-    /// now, even at the same path, so hob's disk must not be used for it.
+    /// Returns true if QEMU has nothing of the attachment, and the VM uses an image. The command was
+    /// killed before it changed QEMU, or the VM has started again since. The VM may have another
+    /// image now, even at the same path, so hob's disk must not be used for it. A VM whose definition
+    /// has hob's disk has not started with another image: a detachment was killed near its end.
     pub(super) async fn is_left_over(&mut self) -> bool {
         // `check` reports errors.
-        self.look(Goal::Detached)
-            .await
-            .is_ok_and(|state| state.path == Path::Image && !(state.node || state.marked || state.job))
+        self.look(Goal::Detached).await.is_ok_and(|state| {
+            let is_in_qemu = state.node || state.marked || state.job;
+            state.path == Path::Image && !is_in_qemu && state.definition != Definition::Hob
+        })
     }
 
     /// Attaches the disk. Undoes everything if a step fails.

@@ -83,11 +83,7 @@ pub(super) struct State {
 impl State {
     /// Returns the state after hob's disk and its record were removed, which QEMU does not use.
     pub(super) fn without_hob(self) -> State {
-        let definition = match self.definition {
-            Definition::Hob => Definition::Image,
-            same => same,
-        };
-        State { recorded: false, disk: HobDisk::Absent, definition, ..self }
+        State { recorded: false, disk: HobDisk::Absent, ..self }
     }
 }
 
