@@ -33,9 +33,9 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use execution::{Work, drain_if_present, tell};
 use hob_control::client::Client;
-use hob_control::{CacheEnable, Pool, Size};
+use hob_control::{CacheEnable, CacheSettings, Pool, Size};
 use interrupt::{Interrupt, OnSignal};
-use plan::{Goal, Step, steps};
+use plan::{Goal, State, Step, steps};
 use qmp::{Monitor, NotRunning};
 use record::{Method, Record, Records};
 use survey::{Persistent, Vm, Wanted};
@@ -71,7 +71,7 @@ impl FromStr for Target {
 
     fn from_str(text: &str) -> Result<Target, String> {
         let kind = match text.split_once(':') {
-            Some(("qmp", path)) if !path.is_empty() => Kind::Qmp(absolute(path.to_owned()).into()),
+            Some(("qmp", path)) if !path.is_empty() => Kind::Qmp(plain(absolute(path.to_owned()).into())),
             Some(("libvirt", name)) if !name.is_empty() => Kind::Libvirt(name.to_owned()),
             Some(("pve", id)) if id.parse::<u32>().is_ok() => Kind::Proxmox(id.parse().unwrap_or_default()),
             _ => {
@@ -85,6 +85,14 @@ impl FromStr for Target {
         };
         Ok(Target { text, kind })
     }
+}
+
+/// Returns the path of a socket without links and `..` in its directory, so that one socket has one
+/// name in the records. The socket itself may be gone.
+fn plain(socket: PathBuf) -> PathBuf {
+    let directory = socket.parent().and_then(|directory| directory.canonicalize().ok());
+    let plain = directory.zip(socket.file_name()).map(|(directory, name)| directory.join(name));
+    plain.unwrap_or(socket)
 }
 
 /// Options that `hob attach` and `hob detach` have in common.
@@ -176,7 +184,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         _ => error,
     })?;
     let vm = Vm::look(&mut monitor, &default_name(target)).await?;
-    Vm::check(&mut monitor).await?;
+    Vm::check(&mut monitor, Goal::Attached).await?;
     check_jobs(&vm, &mut monitor, client, &records, if args.common.dry_run { &[] } else { &known }).await?;
     let persistent = Rc::new(persistent(target).await?);
     if let (Kind::Libvirt(domain), Persistent::None) = (&target.kind, &*persistent) {
@@ -188,7 +196,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
     }
     let pools = client.pools().await.map_err(explain)?;
     let pool = pool(&pools, args.pool.as_deref())?;
-    let mut wanted = Vec::new();
+    let (mut wanted, mut left_over) = (Vec::new(), Vec::new());
     let devices = vm.choose(&args.disks)?;
     let is_one_of_all = args.disks.is_empty() && devices.len() > 1;
     for device in devices {
@@ -196,14 +204,25 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
             // The user named the disk twice.
             continue;
         }
-        // The record of an interrupted attachment already has the settings, so its cache keeps
-        // them.
-        if let Some(record) = known.iter().find(|record| record.backend == device.backend) {
-            wanted.push(record.clone());
-            continue;
+        let earlier = known.iter().find(|record| record.backend == device.backend);
+        if let Some(record) = earlier {
+            let mut work = Work::new(&mut monitor, client, &records, record, &Arc::default());
+            if !work.is_left_over().await {
+                // The record of an interrupted attachment already has the settings, so its cache
+                // keeps them.
+                if has_cache_options(&args) {
+                    tell(&format!(
+                        "note: the attachment of {} exists already, and keeps its cache; 'hob cache resize' and 'hob \
+                         cache set' change the cache",
+                        record.label
+                    ));
+                }
+                wanted.push(record.clone());
+                continue;
+            }
+            left_over.push(record.clone());
         }
-        let cache =
-            CacheEnable { pool: pool.name.clone(), size: None, settings: args.settings.clone().into() };
+        let cache = cache(&args, pool, earlier);
         let nbd = absolute(args.nbd.to_string_lossy().into_owned()).into();
         let how = Wanted {
             target: target.text.clone(),
@@ -215,10 +234,13 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         let mut record =
             vm.record(&device, &how).with_context(|| not_attachable(&device.label, is_one_of_all))?;
         warn_of_next_start(&persistent, &record);
-        record.cache.size = Some(args.size.unwrap_or_else(|| usual_size(&record.file)));
+        if record.cache.size.is_none() {
+            record.cache.size = Some(usual_size(&record.file));
+        }
         check_distinct(&wanted, &record)?;
         let is_taken = client.disks().await.map_err(explain)?.iter().any(|disk| disk.name == record.disk);
-        if is_taken {
+        let is_own = earlier.is_some_and(|earlier| earlier.disk == record.disk);
+        if is_taken && !is_own {
             bail!(
                 "hob already has a disk {0}, which would be the name of {1} in hob. 'hob disk show {0}' shows it: if no \
                  VM uses it, remove it with 'hob disk remove {0}'; if another VM of the same name uses it, rename one \
@@ -227,7 +249,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
                 record.label
             );
         }
-        if records.has(&record.disk) {
+        if records.has(&record.disk) && !is_own {
             bail!(
                 "another VM has an attached disk {}, which would be the name of {} in hob; 'hob attach --list' shows \
                  it. Detach it, or rename one of the VMs",
@@ -248,6 +270,10 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         );
     }
     let interrupt = listen(&args.common, OnSignal::Undo)?;
+    for record in &left_over {
+        let mut work = Work::new(&mut monitor, client, &records, record, &interrupt);
+        remove_left_over(&mut work, &args.common).await?;
+    }
     if !args.common.dry_run {
         for record in &wanted {
             Work::new(&mut monitor, client, &records, record, &interrupt).check(Goal::Attached).await?;
@@ -257,7 +283,10 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         summary::of_attachment(record, &pools).iter().for_each(|line| tell(line));
         let mut work = Work::new(&mut monitor, client, &records, record, &interrupt);
         if args.common.dry_run {
-            dry_run(&mut work, Goal::Attached).await?;
+            let state = work.look(Goal::Attached).await?;
+            let is_removed = left_over.iter().any(|earlier: &Record| earlier.disk == record.disk);
+            let state = if is_removed { state.without_hob() } else { state };
+            print_plan(record, Goal::Attached, state).await?;
             continue;
         }
         work.attach().await?;
@@ -275,17 +304,24 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
 async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
     let records = Records::open(&args.common.records)?;
     let known = of_target(&records, &args.target)?;
-    let is_named = |record: &&Record| {
-        args.disks.is_empty()
-            || args.disks.iter().any(|name| {
-                [record.label.as_str(), &record.disk, &record.backend].contains(&name.as_str())
-                    || libvirt::is_same_path(&record.file, Path::new(name))
-            })
-    };
-    let chosen: Vec<Record> = known.iter().filter(is_named).cloned().collect();
-    if chosen.is_empty() {
+    if known.is_empty() {
         bail!("no such disk of {} is attached; 'hob attach --list' shows all", args.target.text);
     }
+    let is_named = |record: &Record, name: &str| {
+        [record.label.as_str(), &record.disk, &record.backend].contains(&name)
+            || libvirt::is_same_path(&record.file, Path::new(name))
+    };
+    if let Some(name) = args.disks.iter().find(|name| !known.iter().any(|record| is_named(record, name))) {
+        let labels: Vec<&str> = known.iter().map(|record| record.label.as_str()).collect();
+        bail!(
+            "no such disk of {} is attached: {name}; attached are: {}",
+            args.target.text,
+            labels.join(", ")
+        );
+    }
+    let is_chosen =
+        |record: &&Record| args.disks.is_empty() || args.disks.iter().any(|name| is_named(record, name));
+    let chosen: Vec<Record> = known.iter().filter(is_chosen).cloned().collect();
     let interrupt = listen(&args.common, OnSignal::End)?;
     if args.stopped {
         if args.common.dry_run {
@@ -299,11 +335,7 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
         let mut none = Monitor::None;
         for record in &chosen {
             Work::new(&mut none, client, &records, record, &interrupt).detach_stopped().await?;
-            tell(&format!(
-                "{} is detached; the VM uses {} when it starts",
-                record.label,
-                record.file.display()
-            ));
+            tell(&format!("{} is detached; its image {} has all data", record.label, record.file.display()));
         }
         return Ok(());
     }
@@ -325,7 +357,8 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
         let mut work = Work::new(&mut monitor, client, &records, record, &interrupt);
         if args.common.dry_run {
             tell(&summary::of_detachment(record, &client.disks().await.map_err(explain)?));
-            dry_run(&mut work, Goal::Detached).await?;
+            let state = work.look(Goal::Detached).await?;
+            print_plan(record, Goal::Detached, state).await?;
             continue;
         }
         work.detach().await?;
@@ -347,7 +380,7 @@ async fn connect_to_detach(
         false => error,
     })?;
     let vm = Vm::look(&mut monitor, "").await?;
-    Vm::check(&mut monitor).await?;
+    Vm::check(&mut monitor, Goal::Detached).await?;
     check_jobs(&vm, &mut monitor, client, records, if args.common.dry_run { &[] } else { known }).await?;
     Ok(monitor)
 }
@@ -378,6 +411,20 @@ async fn check_jobs(
     Ok(())
 }
 
+/// Returns the settings of a cache: those of the command, or else those of the earlier attachment.
+fn cache(args: &Attach, pool: &Pool, earlier: Option<&Record>) -> CacheEnable {
+    match earlier {
+        Some(record) if !has_cache_options(args) => record.cache.clone(),
+        _ => CacheEnable { pool: pool.name.clone(), size: args.size, settings: args.settings.clone().into() },
+    }
+}
+
+/// Returns true if the command has an option for the cache.
+fn has_cache_options(args: &Attach) -> bool {
+    let settings: CacheSettings = args.settings.clone().into();
+    args.pool.is_some() || args.size.is_some() || settings != CacheSettings::default()
+}
+
 /// Refuses a disk whose name in hob would be that of another disk of the same command.
 fn check_distinct(wanted: &[Record], record: &Record) -> anyhow::Result<()> {
     if let Some(other) = wanted.iter().find(|other| other.disk == record.disk) {
@@ -404,11 +451,28 @@ fn listen(common: &Common, reaction: OnSignal) -> anyhow::Result<Arc<Interrupt>>
     if common.dry_run { Ok(Arc::default()) } else { Interrupt::listen(reaction) }
 }
 
-async fn dry_run(work: &mut Work<'_>, goal: Goal) -> anyhow::Result<()> {
-    let state = work.look(goal).await?;
+/// Removes hob's disk of an attachment that QEMU has nothing of, or prints the plan of that.
+async fn remove_left_over(work: &mut Work<'_>, common: &Common) -> anyhow::Result<()> {
+    let record = work.record;
+    let Record { label, disk, file, .. } = record;
+    let image = file.display();
+    tell(&format!(
+        "{label}: the attachment of {image} as hob's disk {disk} is left over from an earlier command or an earlier \
+         start of the VM, and is removed first"
+    ));
+    if common.dry_run {
+        let state = work.look(Goal::Detached).await?;
+        return print_plan(record, Goal::Detached, state).await;
+    }
+    let removed = work.pursue(Goal::Detached).await;
+    removed
+        .with_context(|| format!("{label} is not attached: hob's disk {disk} of {image} cannot be removed"))
+}
+
+/// Prints the steps from a state to a goal.
+async fn print_plan(record: &Record, goal: Goal, state: State) -> anyhow::Result<()> {
     let no_daemon = "the hob daemon does not answer; start it with 'systemctl start hob'";
     let steps = steps(goal, state).map_err(|_| anyhow!(no_daemon))?;
-    let record = work.record;
     if steps.is_empty() {
         tell(&format!("{}: nothing to do: the disk is attached", record.label));
     }
@@ -485,7 +549,9 @@ fn default_name(target: &Target) -> String {
 }
 
 fn of_target(records: &Records, target: &Target) -> anyhow::Result<Vec<Record>> {
-    Ok(records.all()?.into_iter().filter(|record| record.target == target.text).collect())
+    let is_same =
+        |record: &Record| Target::from_str(&record.target).is_ok_and(|found| found.text == target.text);
+    Ok(records.all()?.into_iter().filter(is_same).collect())
 }
 
 /// Returns the pool for the caches.
@@ -530,5 +596,19 @@ mod tests {
         check_distinct(&wanted, &record("vda", "web-vda")).unwrap();
         let error = check_distinct(&wanted, &record("device-0-", "web-device-0-")).unwrap_err().to_string();
         assert!(error.contains("device[0] and device-0-"), "{error}");
+    }
+    #[test]
+    fn a_socket_has_one_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        std::fs::create_dir(real.join("run")).unwrap();
+        std::os::unix::fs::symlink("run", real.join("link")).unwrap();
+        let expected = format!("qmp:{}/run/web.qmp", real.display());
+        for name in ["run/web.qmp", "link/web.qmp", "run/../link/web.qmp", "run/./web.qmp"] {
+            let target: Target = format!("qmp:{}/{name}", real.display()).parse().unwrap();
+            assert_eq!(target.text, expected, "{name}");
+        }
+        let missing: Target = "qmp:/nowhere/web.qmp".parse().unwrap();
+        assert_eq!(missing.text, "qmp:/nowhere/web.qmp");
     }
 }

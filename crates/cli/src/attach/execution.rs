@@ -1,6 +1,8 @@
 //! Execution of the plan: examines the state, performs the next step, and undoes the changes if a
 //! step fails.
 
+mod stopped;
+
 use std::io::{self, Write as _};
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
@@ -59,6 +61,8 @@ pub(super) struct Work<'a> {
     told: Option<Step>,
     /// Root node of the device when the state was last examined.
     root: Option<String>,
+    /// How the root node treats writes of zeroes: QEMU's option `detect-zeroes`, if it is not off.
+    detect_zeroes: Option<String>,
     /// Messages that are printed after the end of the pause of the VM.
     untold: Vec<String>,
 }
@@ -84,6 +88,7 @@ impl<'a> Work<'a> {
             has_no_daemon: false,
             told: None,
             root: None,
+            detect_zeroes: None,
             untold: Vec::new(),
         }
     }
@@ -103,6 +108,18 @@ impl<'a> Work<'a> {
             vm if vm.is_empty() => error,
             vm => anyhow!("{error:#}. {}", vm.trim_end()),
         }
+    }
+
+    /// Returns true if QEMU has nothing of the attachment, and the VM uses an image. The command was
+    /// killed before it changed QEMU, or the VM has started again since. The VM may have another
+    /// image now, even at the same path, so hob's disk must not be used for it. A VM whose definition
+    /// has hob's disk has not started with another image: a detachment was killed near its end.
+    pub(super) async fn is_left_over(&mut self) -> bool {
+        // `check` reports errors.
+        self.look(Goal::Detached).await.is_ok_and(|state| {
+            let is_in_qemu = state.node || state.marked || state.job;
+            state.path == Path::Image && !is_in_qemu && state.definition != Definition::Hob
+        })
     }
 
     /// Attaches the disk. Undoes everything if a step fails.
@@ -253,7 +270,7 @@ impl<'a> Work<'a> {
     }
 
     /// Performs steps until the goal is reached.
-    async fn pursue(&mut self, goal: Goal) -> anyhow::Result<()> {
+    pub(super) async fn pursue(&mut self, goal: Goal) -> anyhow::Result<()> {
         let mut state = self.look(goal).await?;
         let mut is_fresh = true;
         let mut restarts = Restarts::default();
@@ -324,6 +341,8 @@ impl<'a> Work<'a> {
         let job = graph.jobs.iter().any(|(id, _)| *id == record.job());
         let path = if job { Path::Image } else { path(&graph, record, goal)? };
         self.root = graph.child(&record.backend, "root");
+        let zeroes = self.root.as_ref().and_then(|root| graph.detect_zeroes(root));
+        self.detect_zeroes = zeroes.map(str::to_owned);
         let present = record.spare.iter().filter(|spare| graph.has(name_of(spare))).count();
         let spare = match present {
             0 => Spare::None,
@@ -593,7 +612,10 @@ impl<'a> Work<'a> {
             (Method::Mirror, _) => self.mirror_to(node).await,
             _ => {
                 self.root_node().await?;
-                let line = format!("qemu-io {} \"reopen -o file={node}\"", record.backend);
+                // This command resets the option unless it is repeated.
+                let zeroes = self.detect_zeroes.as_ref();
+                let zeroes = zeroes.map_or_else(String::new, |value| format!(",detect-zeroes={value}"));
+                let line = format!("qemu-io {} \"reopen -o file={node}{zeroes}\"", record.backend);
                 let said = self.monitor.ask("human-monitor-command", json!({ "command-line": line })).await?;
                 match said.as_str().map(str::trim) {
                     None | Some("") => Ok(()),
@@ -681,35 +703,6 @@ impl<'a> Work<'a> {
             }
         }
         Ok(())
-    }
-
-    /// Removes hob's disk of a stopped VM, and the record of the attachment. Waits for a daemon that
-    /// restarts.
-    pub(super) async fn detach_stopped(&mut self) -> anyhow::Result<()> {
-        let mut restarts = Restarts::default();
-        loop {
-            match self.remove_stopped().await {
-                Err(error) if restarts.may_try_again(&error) => {
-                    self.await_daemon().await?;
-                    tokio::time::sleep(CONNECT_EVERY).await;
-                }
-                result => return result,
-            }
-        }
-    }
-
-    async fn remove_stopped(&mut self) -> anyhow::Result<()> {
-        let disk = self.record.disk.as_str();
-        if self.disk().await? == HobDisk::Cached {
-            drain_first(self.client, disk, DrainFor::Detach).await?;
-            self.client.cache_disable(disk, OnDirty::Drain).await.map_err(explain)?;
-        }
-        // If dirty data cannot be written, the VM can still start with hob's disk.
-        definition::change(self.record, Definition::Image).await?;
-        if self.disk().await? != HobDisk::Absent {
-            self.remove_disk().await?;
-        }
-        self.records.delete(disk)
     }
 }
 

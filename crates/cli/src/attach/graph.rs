@@ -128,6 +128,11 @@ impl Graph {
         found
     }
 
+    /// Returns the option `detect-zeroes` of a node, or `None` if it is off.
+    pub(super) fn detect_zeroes(&self, node: &str) -> Option<&str> {
+        self.nodes.get(node)?.info["detect_zeroes"].as_str().filter(|value| *value != "off")
+    }
+
     /// Returns how many nodes and devices use a node.
     pub(super) fn users(&self, node: &str) -> usize {
         self.edges.iter().filter(|(_, _, child)| child == node).count()

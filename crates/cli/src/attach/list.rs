@@ -138,7 +138,10 @@ async fn uses(records: &[Record]) -> Vec<Use> {
         Ok(Err(error)) if error.is::<NotRunning>() => all("stopped", None),
         Ok(Err(error)) => all("unknown", Some(format!("{target}: {error:#}"))),
         Err(_) => {
-            let note = "QEMU does not answer; another program may be connected to its QMP socket";
+            let note = match target.starts_with("libvirt:") {
+                true => "libvirt or QEMU did not answer in time; repeat the command",
+                false => "QEMU does not answer; another program may be connected to its QMP socket",
+            };
             all("unknown", Some(format!("{target}: {note}")))
         }
     }

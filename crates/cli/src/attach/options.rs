@@ -51,7 +51,7 @@ fn parse(text: &str) -> Value {
         let value = match (key.as_str(), value.as_str()) {
             (
                 "filename" | "node-name" | "driver" | "file" | "backing" | "discard" | "detect-zeroes"
-                | "aio",
+                | "aio" | "locking",
                 _,
             ) => Value::String(value),
             (_, "on" | "true") => Value::Bool(true),
@@ -164,6 +164,8 @@ mod tests {
             "qcow2,node-name=q,discard=unmap,cache.direct=on,file.driver=file,file.node-name=f,file.filename=/a,,b",
             "-blockdev",
             r#"{"driver":"file","node-name":"j","filename":"/c","aio":"native"}"#,
+            "-blockdev",
+            "file,node-name=l,filename=/l,locking=off,aio-max-batch=8",
             "-drive",
             "file=/d,format=raw,discard=unmap",
             "-drive",
@@ -178,6 +180,8 @@ mod tests {
         );
         assert_eq!(given(&line, "f").unwrap()["filename"], "/a,b");
         assert_eq!(given(&line, "j").unwrap()["aio"], "native");
+        let l = given(&line, "l").unwrap();
+        assert_eq!((&l["locking"], &l["aio-max-batch"]), (&json!("off"), &json!(8)));
         assert_eq!(given(&line, "x"), None);
         assert!(drive_discards(&line, "/d") && !drive_discards(&line, "/c"));
         assert!(drive_discards(&line, "/it's, e"), "a comma in a name is doubled");

@@ -31,6 +31,9 @@ pub(super) struct NotDirect {
 pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result<Path> {
     let refuse = |short, message| -> anyhow::Result<Path> { Err(NotDirect { short, message }.into()) };
     if !graph.has_device(&record.backend) {
+        if goal == Goal::Detached && is_unused_chain(graph, record) {
+            return Ok(Path::Hob);
+        }
         let Record { label, disk, target, .. } = record;
         let message = match (goal, is_used_otherwise(graph, record)) {
             (Goal::Detached, false) => return Ok(Path::Image),
@@ -96,6 +99,14 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
         return refuse("not complete, below a snapshot", message);
     }
     Ok(Path::Image)
+}
+
+/// Returns true if only the format node of an unplugged disk uses hob's disk, and nothing uses the
+/// format node. QEMU keeps the nodes of `-blockdev` when the device is unplugged.
+fn is_unused_chain(graph: &Graph, record: &Record) -> bool {
+    let Some(parent) = record.parent.as_ref().map(name_of) else { return false };
+    let is_above_hob = graph.child(parent, "file").is_some_and(|child| child == record.node_name());
+    is_above_hob && graph.users(record.node_name()) == 1 && graph.users(parent) == 0
 }
 
 /// Returns true if a part of QEMU other than the attached device uses hob's disk.
@@ -246,8 +257,15 @@ mod tests {
             assert_eq!(path(&unplugged, &record(method), Goal::Detached).unwrap(), Path::Image);
             let error = path(&unplugged, &record(method), Goal::Attached).unwrap_err().to_string();
             assert!(error.contains("Run 'hob detach"), "{error}");
-            let in_use = graph(&[("image", "file", "hob-1")]);
+            let in_use = graph(&[("other", "file", "image"), ("image", "file", "hob-1")]);
             let error = path(&in_use, &record(method), Goal::Detached).unwrap_err().to_string();
+            assert!(error.contains("hob detach --stopped"), "{error}");
+        }
+        // The nodes of `-blockdev` outlive the device.
+        let kept = graph(&[("image", "file", "hob-1")]);
+        assert_eq!(path(&kept, &record(Method::Reopen), Goal::Detached).unwrap(), Path::Hob);
+        for (method, goal) in [(Method::Reopen, Goal::Attached), (Method::Mirror, Goal::Detached)] {
+            let error = path(&kept, &record(method), goal).unwrap_err().to_string();
             assert!(error.contains("hob detach --stopped"), "{error}");
         }
     }

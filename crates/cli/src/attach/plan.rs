@@ -80,6 +80,13 @@ pub(super) struct State {
     pub(super) definition: Definition,
 }
 
+impl State {
+    /// Returns the state after hob's disk and its record were removed, which QEMU does not use.
+    pub(super) fn without_hob(self) -> State {
+        State { recorded: false, disk: HobDisk::Absent, ..self }
+    }
+}
+
 /// Defines the steps, with their descriptions for the plan and for messages.
 macro_rules! steps {
     ($($Step:ident $words:literal)+) => {

@@ -2,6 +2,7 @@
 //! it cannot be attached.
 
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 use std::rc::Rc;
 
 use anyhow::{Context, bail};
@@ -14,11 +15,16 @@ use super::libvirt;
 use super::options::{
     drive_discards, given as given_options, name_or, node_name, not_repeatable, of_hob, of_image, of_parent,
 };
+use super::plan::Goal;
 use super::proxmox;
 use super::qmp::Monitor;
 use super::record::{Method, Record};
 use super::threads::in_thread;
 use crate::output::word;
+
+/// Drivers of images that can be attached: raw images, also without a format node, and qcow2. Of other
+/// growing formats, qemu-img cannot tell the maximum size of the file.
+const FORMATS: [&str; 4] = ["raw", "file", "host_device", "qcow2"];
 
 /// VM states, as QEMU reports them, in which hob attaches and detaches the VM's disks.
 const STATES: [&str; 2] = ["running", "paused"];
@@ -68,11 +74,13 @@ impl Vm {
         Ok(Vm { name, graph, command_line: words.collect(), directory, pid })
     }
 
-    /// Refuses a VM that neither runs nor is paused, and a VM that is migrating.
-    pub(super) async fn check(monitor: &mut Monitor) -> anyhow::Result<()> {
+    /// Refuses a VM that neither runs nor is paused, and a VM that is migrating. A VM that QEMU has stopped
+    /// after an I/O error may be detached: its image may have the space that hob's disk lacks.
+    pub(super) async fn check(monitor: &mut Monitor, goal: Goal) -> anyhow::Result<()> {
         let status = monitor.ask("query-status", json!({})).await?;
         let status = status["status"].as_str().unwrap_or_default();
-        if !STATES.contains(&status) {
+        let is_detached_after_error = goal == Goal::Detached && status == "io-error";
+        if !STATES.contains(&status) && !is_detached_after_error {
             bail!("the VM is in the state '{status}'; hob changes disks only while the VM runs or is paused");
         }
         let migration = monitor.ask("query-migrate", json!({})).await?;
@@ -158,6 +166,7 @@ impl Vm {
             );
         }
         let parent = parents.last();
+        self.check_format(parent.unwrap_or(image))?;
         let method = self.method(parent, parents.len(), device, wanted.method)?;
         let text = given.to_str().context("the image file has a name that is not UTF-8")?;
         let node = &graph.nodes[image];
@@ -185,6 +194,9 @@ impl Vm {
                 if self.discards(root, text) {
                     raw["discard"] = json!("unmap");
                 }
+                if let Some(zeroes) = self.zeroes(root, text) {
+                    raw["detect-zeroes"] = json!(zeroes);
+                }
                 ([lower, vec![raw]].concat(), None)
             }
             (Method::Mirror, None) => {
@@ -211,6 +223,12 @@ impl Vm {
         let top = parent.unwrap_or(image);
         let discard = method != Method::Mirror || self.discards(top, text);
         let socket = wanted.socket.to_str().context("the socket has a name that is not UTF-8")?;
+        let mut hobs = of_hob(&node_name(&disk, ""), socket, &disk, discard);
+        if method == Method::Mirror
+            && let Some(zeroes) = self.zeroes(top, text)
+        {
+            hobs["detect-zeroes"] = json!(zeroes);
+        }
         let definition = xml.and_then(|xml| image_element(xml, &file, &disk));
         if let Some(element) = &definition {
             // Checks the XML element now, because otherwise the last step of the plan would fail.
@@ -225,7 +243,7 @@ impl Vm {
             format: graph.nodes[top].driver.clone(),
             method,
             cache: wanted.cache.clone(),
-            node: of_hob(&node_name(&disk, ""), socket, &disk, discard),
+            node: hobs,
             spare,
             parent: options,
             definition,
@@ -264,6 +282,24 @@ impl Vm {
                 && libvirt::is_same_path(&directory.join(file_name(node)), file)
         };
         self.graph.nodes.iter().find(|(name, node)| *name != image && has_file(node)).map(|(name, _)| name)
+    }
+
+    /// Refuses an image whose file hob cannot serve alone, or whose maximum size hob cannot find out.
+    fn check_format(&self, node: &str) -> anyhow::Result<()> {
+        let Node { driver, info, .. } = &self.graph.nodes[node];
+        if !FORMATS.contains(&driver.as_str()) {
+            bail!(
+                "QEMU opens the image with the driver '{driver}'; only raw and qcow2 images can be attached. 'qemu-img \
+                 convert' converts the image of a stopped VM"
+            );
+        }
+        if info["encrypted"] == true {
+            bail!("the image is encrypted, and qemu-img cannot measure it without its key");
+        }
+        if self.graph.child(node, "data-file").is_some() {
+            bail!("the image keeps its data in another file (data_file), which hob would not cache");
+        }
+        Ok(())
     }
 
     fn method(
@@ -327,6 +363,15 @@ impl Vm {
         given_options(&self.command_line, root).is_some_and(|options| options["file"].is_object())
     }
 
+    /// Returns the option `detect-zeroes` for a node that replaces the root node. QEMU accepts `unmap`
+    /// only for a node with discards.
+    fn zeroes(&self, node: &str, file: &str) -> Option<&str> {
+        match self.graph.detect_zeroes(node)? {
+            "unmap" if !self.discards(node, file) => Some("on"),
+            value => Some(value),
+        }
+    }
+
     fn discards(&self, node: &str, file: &str) -> bool {
         let given = given_options(&self.command_line, node);
         given.is_some_and(|options| options["discard"] == "unmap") || drive_discards(&self.command_line, file)
@@ -364,23 +409,40 @@ pub(super) async fn room(record: &Record) -> anyhow::Result<Option<u64>> {
     }
     let length = std::fs::metadata(&record.file)?.len();
     let full = measure(&record.file, &record.format).await?;
+    // An earlier attachment may have extended the file. Its hole is not part of the image.
+    let end = if length < full { length } else { end(&record.file, &record.format).await?.unwrap_or(length) };
     // Snapshots inside the image keep the present data, so the full size is added to the present
-    // length.
-    Ok(Some((length + full).next_multiple_of(1 << 20)))
+    // end.
+    Ok(Some((end + full).next_multiple_of(1 << 20)))
 }
 
 /// Returns the size of a completely allocated image in bytes.
 async fn measure(file: &Path, format: &str) -> anyhow::Result<u64> {
-    let mut command = std::process::Command::new("qemu-img");
-    command.args(["measure", "-U", "--output=json", "-O", format, "-f", format]).arg(file);
-    let output = in_thread(move || command.output())
-        .await?
-        .context("cannot run qemu-img, which is in the package qemu-utils")?;
+    let output = qemu_img(&["measure", "-O", format, "-f", format], file).await?;
     if !output.status.success() {
         bail!("qemu-img measure: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
     let sizes: Value = serde_json::from_slice(&output.stdout).context("qemu-img measure")?;
     sizes["fully-allocated"].as_u64().context("qemu-img measure does not say how large the image can become")
+}
+
+/// Returns the offset in bytes after the last allocated cluster of an image, or `None` if qemu-img does
+/// not show it. QEMU may still keep newer allocations in memory. These are clusters of the active
+/// image, whose full size is added to the offset.
+async fn end(file: &Path, format: &str) -> anyhow::Result<Option<u64>> {
+    // The exit status is an error if QEMU has not written all metadata yet.
+    let output = qemu_img(&["check", "-f", format], file).await?;
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    Ok(found["image-end-offset"].as_u64())
+}
+
+/// Runs a command of qemu-img for an image that QEMU has open. The output is JSON.
+async fn qemu_img(command: &[&str], file: &Path) -> anyhow::Result<Output> {
+    let mut process = Command::new("qemu-img");
+    process.args(command).args(["-U", "--output=json"]).arg(file);
+    in_thread(move || process.output())
+        .await?
+        .context("cannot run qemu-img, which is in the package qemu-utils")
 }
 
 #[cfg(test)]
@@ -412,9 +474,13 @@ mod tests {
         }
     }
 
+    fn checked_vm(status: &str, migration: &Value) -> Result<(), String> {
+        checked_for(Goal::Attached, status, migration)
+    }
+
     /// Returns the result of [`Vm::check`] for a VM with these replies to `query-status` and
     /// `query-migrate`.
-    fn checked_vm(status: &str, migration: &Value) -> Result<(), String> {
+    fn checked_for(goal: Goal, status: &str, migration: &Value) -> Result<(), String> {
         let (status, migration) = (json!({ "status": status }), migration.clone());
         let qemu = FakeQemu::start(move |command| match command {
             "query-status" => status.clone(),
@@ -424,7 +490,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut monitor = Monitor::connect(&qemu.path()).await.unwrap();
-            Vm::check(&mut monitor).await.map_err(|error| error.to_string())
+            Vm::check(&mut monitor, goal).await.map_err(|error| error.to_string())
         })
     }
 
@@ -454,6 +520,15 @@ mod tests {
             let error = checked_vm(status, &json!({})).unwrap_err();
             assert!(error.contains(&format!("in the state '{status}'")), "{error}");
         }
+    }
+
+    /// For example, a snapshot inside the image needs more space than hob's disk has.
+    #[test]
+    fn a_vm_that_stopped_after_an_error_is_only_detached() {
+        let error = checked_for(Goal::Attached, "io-error", &json!({})).unwrap_err();
+        assert!(error.contains("in the state 'io-error'"), "{error}");
+        assert_eq!(checked_for(Goal::Detached, "io-error", &json!({})), Ok(()));
+        assert!(checked_for(Goal::Detached, "shutdown", &json!({})).is_err());
     }
 
     fn record(vm: &Vm) -> anyhow::Result<Record> {
@@ -487,6 +562,29 @@ mod tests {
             let other = node("other", "file", &path(name));
             let error = record(&vm(&raw, &file, &other, &[])).unwrap_err().to_string();
             assert!(error.contains("second time, as the block node other"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_image_that_cannot_grow_below_hob_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image").to_str().expect("UTF-8").to_owned();
+        std::fs::write(&image, "x").unwrap();
+        let (file, other) = (node("image-file", "file", &image), node("other", "null-co", ""));
+        let mut encrypted = node("image", "qcow2", &image);
+        encrypted["encrypted"] = json!(true);
+        for (top, reason) in [
+            (node("image", "qcow2", &image), None),
+            (node("image", "vdi", &image), Some("'vdi'; only raw and qcow2")),
+            (node("image", "luks", &image), Some("'luks'; only raw and qcow2")),
+            (encrypted, Some("is encrypted")),
+        ] {
+            let error = record(&vm(&top, &file, &other, &[])).err().map(|error| error.to_string());
+            let is_expected = match (&error, reason) {
+                (Some(error), Some(reason)) => error.contains(reason),
+                (error, reason) => error.is_none() && reason.is_none(),
+            };
+            assert!(is_expected, "{top}: {error:?}");
         }
     }
 

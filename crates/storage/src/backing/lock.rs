@@ -2,9 +2,11 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Weak;
 
 use hob_engine::command::Access;
+use rustix::fs::{FileType, Stat, fstat, stat};
 
 use super::below::BelowLocks;
 use super::qemu_nbd;
@@ -64,6 +66,17 @@ impl Lock {
         }
     }
 
+    /// Returns true if `path` leads to the open file or block device, and not to another one that was put
+    /// there later. Also returns true for other backings, and if the backing was closed.
+    ///
+    /// # Errors
+    /// Returns the error of the system if nothing is at `path`.
+    pub fn is_at(&self, path: &Path) -> io::Result<bool> {
+        let Locked::File { file, .. } = &self.0 else { return Ok(true) };
+        let Some(file) = file.upgrade() else { return Ok(true) };
+        Ok(is_same(&fstat(&*file)?, &stat(path)?))
+    }
+
     /// Releases the lock. Another host may write the backing afterwards.
     pub fn release(&self) -> io::Result<()> {
         match &self.0 {
@@ -80,5 +93,40 @@ impl Lock {
             }
             Locked::Image(image) => image.release(),
         }
+    }
+}
+
+/// Returns true if both describe the same file or the same block device.
+fn is_same(one: &Stat, other: &Stat) -> bool {
+    let is_device = |found: &Stat| FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice;
+    match (is_device(one), is_device(other)) {
+        (true, true) => one.st_rdev == other.st_rdev,
+        (false, false) => (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn another_file_at_the_path_of_an_open_file_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let file = Arc::new(OwnedFd::from(File::create(&path).unwrap()));
+        let lock = Lock::of_file(Arc::downgrade(&file), Access::ReadWrite, None);
+        assert!(lock.is_at(&path).unwrap());
+        let renamed = dir.path().join("renamed");
+        fs::rename(&path, &renamed).unwrap();
+        assert_eq!(lock.is_at(&path).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(lock.is_at(&renamed).unwrap());
+        File::create(&path).unwrap();
+        assert!(!lock.is_at(&path).unwrap());
+        drop(file);
+        assert!(lock.is_at(&path).unwrap(), "the backing was closed");
     }
 }

@@ -341,3 +341,23 @@ fn the_message_names_the_command_for_a_vm_that_has_ended() {
         });
     }
 }
+
+/// The VM may have started again with another image, so hob's disk of the earlier image must not
+/// replace it.
+#[test]
+fn an_attachment_that_qemu_has_nothing_of_is_left_over() {
+    let direct: &'static [&'static str] = &DIRECT;
+    let hob: &'static [&'static str] = &["image", "hob-1"];
+    for (chain, expected) in [(direct, true), (hob, false)] {
+        with_work(
+            &record("reopen"),
+            move |command| answer(command, chain),
+            async |work| assert_eq!(work.is_left_over().await, expected),
+        );
+    }
+    with_work(
+        &record("reopen"),
+        |command| paused_answer(command, &DIRECT),
+        async |work| assert!(!work.is_left_over().await, "hob has paused this VM"),
+    );
+}

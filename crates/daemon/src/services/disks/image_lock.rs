@@ -3,8 +3,10 @@
 //! `hob attach` inserts a disk below a running QEMU. Until QEMU closes the image, hob has the image
 //! open without a lock and without a cache, and passes all requests to the image.
 
+use std::path::PathBuf;
+
 use super::Disks;
-use crate::api_error::{ApiError, Result, conflict};
+use crate::api_error::{ApiError, Result, conflict, failed};
 use crate::services::flash::blocking;
 
 impl Disks {
@@ -52,19 +54,32 @@ impl Disks {
     /// Releases the lock of a served disk's backing, after making every acknowledged write durable.
     ///
     /// # Errors
-    /// Returns a conflict if the disk has a cache.
+    /// Returns a conflict if the disk has a cache, or another error if the backing's path leads to
+    /// another file: the program that asks for the release would open that file.
     pub(super) async fn unlock_backing(&self, name: &str) -> Result<()> {
         let (shard, id) = self.registry.shard_of(name)?;
-        let lock = {
+        let (lock, path) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             if disk.cache().is_some() {
                 return Err(conflict!("{name} has a cache, so its backing stays locked")
                     .hint(format!("'hob cache disable {name}' first")));
             }
-            disk.lock.clone()
+            (disk.lock.clone(), PathBuf::from(&disk.wanted.backing))
         };
         let lock = lock.ok_or_else(|| conflict!("the backing of {name} has no lock"))?;
+        let (named, at) = (lock.clone(), path.clone());
+        let is_at = blocking(move || named.is_at(&at)).await?;
+        let reason = match is_at {
+            Ok(true) => None,
+            Ok(false) => Some("another file is there now".to_owned()),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(reason) = reason {
+            let path = path.display();
+            return Err(failed!("{name}: the backing that hob has open is not at {path} any more: {reason}")
+                .hint("move the file back, and repeat the command"));
+        }
         shard.flush(id).await?;
         self.registry.inner().disk_mut(name)?.wanted.unlocked = true;
         if let Err(reason) = self.registry.save_first().await {

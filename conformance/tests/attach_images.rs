@@ -1,0 +1,320 @@
+//! `hob attach` and `hob detach` with different images and options of QEMU: a VM that was started with
+//! another image, images that cannot be attached, options that must survive, and an unplugged disk.
+//! The VMs have no operating system. Each write goes through the guest's device.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use conformance::hob::binary;
+use conformance::process::{Output, Process};
+use conformance::qmp::Monitor;
+use conformance::scratch::wait_until;
+use conformance::{Daemon, MIB, Scratch, Tool};
+use serde_json::{Value, json};
+
+/// Maximum time of any step on two busy cores.
+const STEP_MAX: Duration = Duration::from_secs(240);
+/// Size of the images.
+const SIZE: &str = "32M";
+const SIZE_BYTES: u64 = 32 * MIB;
+const DEVICE: &str = "/machine/peripheral/vda/virtio-backend";
+
+struct Stage {
+    scratch: Scratch,
+    daemon: Daemon,
+}
+
+impl Stage {
+    #[track_caller]
+    fn new() -> Stage {
+        let scratch = Scratch::new();
+        let flash = scratch.path("flash");
+        scratch.configure(&format!("[[pool]]\nname = \"fast\"\ndevices = [{flash:?}]\nsize = \"192M\"\n"));
+        let daemon = scratch.start_daemon();
+        Stage { scratch, daemon }
+    }
+
+    #[track_caller]
+    fn image(&self, name: &str, format: &str, options: &[&str]) {
+        let file = self.scratch.text(name);
+        let create = Tool::new("qemu-img").args(["create", "-q", "-f", format]);
+        create.args(options).args([file.as_str(), SIZE]).run();
+    }
+
+    /// Starts a VM whose disk `vda` has a format node `image` and the file node `image-file` with more
+    /// options.
+    #[track_caller]
+    fn start(&self, name: &str, format: &str, more: &str) -> Process {
+        let file = self.scratch.text(name);
+        let file_node = format!("driver=file,node-name=image-file,filename={file}{more}");
+        let node = format!("driver={format},node-name=image,file=image-file");
+        let device = "virtio-blk-pci,drive=image,id=vda";
+        self.start_with(&["-blockdev", &file_node, "-blockdev", &node, "-device", device])
+    }
+
+    #[track_caller]
+    fn start_with(&self, disk: &[&str]) -> Process {
+        let qmp = format!("unix:{},server=on,wait=off", self.scratch.text("qmp.sock"));
+        let vm = Tool::new("qemu-system-x86_64").args(["-nodefaults", "-display", "none", "-m", "32"]);
+        let vm = vm.args(["-name", "web", "-qmp", &qmp]).args(disk).start();
+        drop(self.monitor());
+        vm
+    }
+
+    #[track_caller]
+    fn monitor(&self) -> Monitor {
+        Monitor::connect(&self.scratch.path("qmp.sock"))
+    }
+
+    #[track_caller]
+    fn ask(&self, command: &str, arguments: Value) -> Value {
+        self.monitor().ask(command, arguments)
+    }
+
+    /// Kills the VM, and removes its socket.
+    fn kill(&self, mut vm: Process) {
+        vm.kill();
+        let _ = std::fs::remove_file(self.scratch.path("qmp.sock"));
+    }
+
+    #[track_caller]
+    fn quit(&self, mut vm: Process) {
+        self.monitor().quit();
+        vm.wait(STEP_MAX).expect("QEMU ends");
+    }
+
+    /// Runs `hob attach` or `hob detach`.
+    #[track_caller]
+    fn output(&self, verb: &str, more: &[&str]) -> Output {
+        let target = format!("qmp:{}", self.scratch.text("qmp.sock"));
+        self.output_for(&target, verb, more)
+    }
+
+    #[track_caller]
+    fn output_for(&self, target: &str, verb: &str, more: &[&str]) -> Output {
+        let (records, nbd) = (self.scratch.text("records"), self.scratch.text("nbd.sock"));
+        let control = format!("unix:{}", self.scratch.text("ctl.sock"));
+        let hob = Tool::new(binary().to_str().expect("a path")).limit(STEP_MAX);
+        let hob = hob.args([verb, target, "--records", &records, "--control", &control]).args(more);
+        if verb == "attach" { hob.args(["--nbd", &nbd]).output() } else { hob.output() }
+    }
+
+    #[track_caller]
+    fn run(&self, verb: &str, more: &[&str]) -> Output {
+        let output = self.output(verb, more);
+        assert!(output.success(), "hob {verb} {more:?}: {}", output.all());
+        output
+    }
+
+    #[track_caller]
+    fn refused(&self, verb: &str, more: &[&str]) -> String {
+        let output = self.output(verb, more);
+        assert!(!output.success(), "hob {verb} {more:?} succeeded: {}", output.all());
+        output.stderr
+    }
+
+    /// Writes `pattern` to the first mebibyte of the disk, through the guest's device.
+    #[track_caller]
+    fn write(&self, pattern: u8) {
+        let line = format!("qemu-io -d {DEVICE} \"write -P {pattern} 0 1M\"");
+        let said = self.ask("human-monitor-command", json!({ "command-line": line }));
+        assert!(!said.to_string().to_lowercase().contains("error"), "{said}");
+    }
+
+    /// Returns the first byte of a raw image.
+    #[track_caller]
+    fn first(&self, name: &str) -> u8 {
+        let mut byte = [0];
+        let image = File::open(self.scratch.path(name)).expect("the image");
+        image.read_exact_at(&mut byte, 0).expect("the image has a byte");
+        byte[0]
+    }
+
+    fn length(&self, name: &str) -> u64 {
+        std::fs::metadata(self.scratch.path(name)).expect("the image").len()
+    }
+
+    #[track_caller]
+    fn assert_has_no_disk(&self) {
+        let disks = self.daemon.ctl(&["disk", "list"]);
+        assert!(!disks.contains("web-"), "{disks}");
+    }
+}
+
+/// The image of an attached disk stays locked, so the operator may start the VM with a copy of it. hob's
+/// disk of the first image must not replace the copy, also if the copy has the same path.
+#[test]
+fn a_vm_that_was_started_with_another_image_keeps_this_image() {
+    let stage = Stage::new();
+    for (name, second) in [("one.img", "two.img"), ("same.img", "same.img")] {
+        stage.image(name, "raw", &[]);
+        let vm = stage.start(name, "raw", "");
+        stage.run("attach", &["--size", "16M"]);
+        stage.write(1);
+        stage.kill(vm);
+        let old = stage.scratch.path("old.img");
+        std::fs::rename(stage.scratch.path(name), &old).unwrap();
+        if second != name {
+            std::fs::rename(&old, stage.scratch.path(name)).unwrap();
+        }
+        stage.image(second, "raw", &[]);
+        let vm = stage.start(second, "raw", "");
+        stage.write(2);
+
+        let dry = stage.run("attach", &["--dry-run"]);
+        assert!(
+            dry.stderr.contains("is left over") && dry.stderr.contains("delete the record"),
+            "{}",
+            dry.all()
+        );
+        let output = stage.run("attach", &[]);
+        assert!(output.stderr.contains("is left over"), "{}", output.all());
+        assert!(output.stderr.contains("16 MiB in pool fast"), "the settings are kept: {}", output.all());
+        let shown = stage.daemon.json(&["disk", "show", "web-vda"]);
+        assert_eq!(shown["backing"], stage.scratch.text(second).as_str(), "{shown}");
+        stage.write(3);
+        stage.run("detach", &[]);
+        stage.assert_has_no_disk();
+        stage.quit(vm);
+        let first = if second == name { "old.img" } else { name };
+        assert_eq!((stage.first(first), stage.first(second)), (1, 3), "{name}, {second}");
+    }
+}
+
+#[test]
+fn an_image_that_cannot_be_attached_is_refused_before_any_step() {
+    let stage = Stage::new();
+    stage.image("disk.vdi", "vdi", &[]);
+    let data = format!("data_file={}", stage.scratch.text("disk.data"));
+    stage.image("data.qcow2", "qcow2", &["-o", &data]);
+    for (name, format, reason) in
+        [("disk.vdi", "vdi", "only raw and qcow2 images"), ("data.qcow2", "qcow2", "data_file")]
+    {
+        let vm = stage.start(name, format, "");
+        let ways: [&[&str]; 2] = [&["--dry-run"], &[]];
+        for more in ways {
+            let said = stage.refused("attach", more);
+            assert!(said.contains(reason) && !said.contains("record the attachment"), "{said}");
+        }
+        stage.quit(vm);
+    }
+}
+
+/// QEMU needs the option as the text `off` when it opens the image again.
+#[test]
+fn a_disk_with_the_option_locking_is_detached() {
+    let stage = Stage::new();
+    stage.image("disk.img", "raw", &[]);
+    let vm = stage.start("disk.img", "raw", ",locking=off");
+    stage.run("attach", &[]);
+    stage.write(1);
+    stage.run("detach", &[]);
+    stage.write(2);
+    stage.quit(vm);
+    assert_eq!(stage.first("disk.img"), 2);
+}
+
+#[test]
+fn an_image_is_not_extended_again_by_the_next_attachment() {
+    let stage = Stage::new();
+    stage.image("disk.qcow2", "qcow2", &[]);
+    let vm = stage.start("disk.qcow2", "qcow2", "");
+    for pattern in 1..=3 {
+        stage.run("attach", &[]);
+        stage.write(pattern);
+        stage.run("detach", &[]);
+        let length = stage.length("disk.qcow2");
+        assert!((SIZE_BYTES..2 * SIZE_BYTES).contains(&length), "attachment {pattern}: {length} bytes");
+    }
+    stage.quit(vm);
+    Tool::new("qemu-img").args(["check", "-f", "qcow2", &stage.scratch.text("disk.qcow2")]).run();
+}
+
+/// The VM would use the other file.
+#[test]
+fn a_disk_is_not_detached_to_another_file_at_the_path_of_its_image() {
+    let stage = Stage::new();
+    stage.image("disk.img", "raw", &[]);
+    let vm = stage.start("disk.img", "raw", "");
+    stage.run("attach", &[]);
+    stage.write(1);
+    let (path, renamed) = (stage.scratch.path("disk.img"), stage.scratch.path("renamed.img"));
+    std::fs::rename(&path, &renamed).unwrap();
+    stage.image("disk.img", "raw", &[]);
+    let said = stage.refused("detach", &[]);
+    assert!(said.contains("another file is there now") && said.contains("still attached"), "{said}");
+    assert_eq!(stage.ask("query-status", json!({}))["status"], "running");
+    stage.write(2);
+    std::fs::rename(&renamed, &path).unwrap();
+    stage.run("detach", &[]);
+    stage.quit(vm);
+    assert_eq!(stage.first("disk.img"), 2);
+}
+
+/// QEMU keeps nodes of `-blockdev` when their device is unplugged. A guest without an operating system
+/// unplugs the device at a reset.
+#[test]
+fn an_unplugged_disk_is_detached() {
+    let stage = Stage::new();
+    stage.image("disk.img", "raw", &[]);
+    let vm = stage.start("disk.img", "raw", "");
+    stage.run("attach", &["--mode", "write-back"]);
+    stage.write(1);
+    stage.ask("device_del", json!({ "id": "vda" }));
+    stage.ask("system_reset", json!({}));
+    wait_until("the end of the device", STEP_MAX, || {
+        stage.ask("query-block", json!({})).as_array().is_some_and(Vec::is_empty)
+    });
+    stage.run("detach", &[]);
+    stage.assert_has_no_disk();
+    let nodes = stage.ask("query-named-block-nodes", json!({ "flat": true })).to_string();
+    assert!(nodes.contains("\"image-file\"") && !nodes.contains("nbd"), "{nodes}");
+    stage.quit(vm);
+    assert_eq!(stage.first("disk.img"), 1);
+}
+
+/// The methods `mirror` and `device` replace or reopen the root node, which has the option.
+#[test]
+fn writes_of_zeroes_are_detected_as_before() {
+    let stage = Stage::new();
+    for format in ["raw", "qcow2"] {
+        let name = format!("disk.{format}");
+        stage.image(&name, format, &[]);
+        let file = stage.scratch.text(&name);
+        let drive = format!("file={file},format={format},if=virtio,id=vda,discard=unmap,detect-zeroes=unmap");
+        let vm = stage.start_with(&["-drive", &drive]);
+        let root = || stage.ask("query-block", json!({}))[0]["inserted"]["detect_zeroes"].clone();
+        assert_eq!(root(), "unmap");
+        for verb in ["attach", "detach"] {
+            stage.run(verb, &[]);
+            assert_eq!(root(), "unmap", "{format}, hob {verb}");
+        }
+        stage.quit(vm);
+    }
+}
+
+#[test]
+fn names_of_disks_and_sockets_are_checked() {
+    let stage = Stage::new();
+    stage.image("disk.img", "raw", &[]);
+    let vm = stage.start("disk.img", "raw", "");
+    // Other names of the socket.
+    std::os::unix::fs::symlink(".", stage.scratch.path("link")).unwrap();
+    let other = format!("qmp:{}", stage.scratch.text("link/qmp.sock"));
+    let output = stage.output_for(&other, "attach", &[]);
+    assert!(output.success(), "{}", output.all());
+    let again = stage.run("attach", &["--size", "32M"]);
+    assert!(again.stderr.contains("keeps its cache"), "{}", again.all());
+    let said = stage.refused("detach", &["vda", "vdb"]);
+    assert!(said.contains("vdb; attached are: vda"), "{said}");
+    // The VM runs, and its socket is gone.
+    std::fs::rename(stage.scratch.path("qmp.sock"), stage.scratch.path("gone.sock")).unwrap();
+    let said = stage.refused("detach", &["--stopped"]);
+    assert!(said.contains("the VM seems to run"), "{said}");
+    let shown = stage.daemon.json(&["disk", "show", "web-vda"]);
+    assert!(shown["cache"].is_object(), "the cache is kept: {shown}");
+    std::fs::rename(stage.scratch.path("gone.sock"), stage.scratch.path("qmp.sock")).unwrap();
+    stage.run("detach", &["vda"]);
+    stage.quit(vm);
+}
