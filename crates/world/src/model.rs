@@ -289,6 +289,9 @@ impl Model {
         // The engine may have acknowledged the change just before hob discarded the dirty data.
         let given_up = ok && in_flash && change.began < self.forgot;
         let is_unsure = in_doubt || given_up;
+        let others = &self.changes[self.ended_before..];
+        let others = others.iter().filter(|other| change.reverts && other.reverts && other.ended == PENDING);
+        let others: Vec<_> = others.map(|other| other.first..other.end).collect();
         for at in change.first..change.end {
             let unit = &mut self.units[at as usize];
             let alone = unit.active == 1 && unit.last_began == change.began && unit.last_ended < change.began;
@@ -314,7 +317,8 @@ impl Model {
                 unit.floor = unit.floor.max(change.began);
             }
             if change.reverts {
-                (unit.floor, unit.reverted) = (0, ended);
+                let is_last = !others.iter().any(|other| other.contains(&at));
+                (unit.floor, unit.reverted) = (0, if is_last { ended } else { PENDING });
             }
         }
         if in_doubt {

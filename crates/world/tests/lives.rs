@@ -324,6 +324,13 @@ fn a_restart_forgets_no_discard_and_excludes_no_sound_device() {
     run(2_300_003_793, &Options { requests: 200, ..flaky() }).unwrap();
 }
 
+/// A history that failed because of an error in the model: the end of one discard counted as the end
+/// of another discard of the same range.
+#[test]
+fn two_discards_of_one_range_may_both_restore_older_data() {
+    run(2_800_087_562, &Options { requests: 200, ..flaky() }).unwrap();
+}
+
 /// Promises 1 and 2 when disks grow, with crashes before, during and after the growth of their
 /// caches: docs/decisions/0017.
 #[test]

@@ -207,6 +207,21 @@ fn a_discard_undoes_what_was_written_until_it_ends() {
     sees(&mut model, &[t(last, 0)]).unwrap();
 }
 
+/// Two discards of one unit are in progress. The second one may undo changes until it ends, also
+/// after the first one has ended.
+#[test]
+fn the_end_of_one_discard_is_not_the_end_of_another() {
+    let backing = initial(1);
+    let mut model = lagging(1);
+    let [first, second] = [0, 1].map(|_| model.begin_change(Kind::Discard, 0, 1));
+    model.end_change(first, true, false, &backing, &backing).unwrap();
+    write(&mut model, true);
+    sees(&mut model, &backing).unwrap();
+    model.end_change(second, true, false, &backing, &backing).unwrap();
+    write(&mut model, true);
+    assert!(sees(&mut model, &backing).is_err(), "both have ended");
+}
+
 #[test]
 fn a_discard_may_meet_dirty_data_that_was_not_there_when_it_began() {
     let backing = initial(1);
