@@ -109,8 +109,8 @@ impl Engine {
                     journal.record_rewritten(now, index, copies);
                     // First pack all records. If the ring is full, pack as many records as fit;
                     // another commit packs the rest.
-                    let mut marks = journal.unsealed_marks;
-                    let more = |writer: &Writer| std::mem::take(&mut marks) || writer.pending() > 0;
+                    let mut needs_page = journal.unsealed_marks || journal.unsealed_names;
+                    let more = |writer: &Writer| std::mem::take(&mut needs_page) || writer.pending() > 0;
                     if let Some((first, bytes)) = journal.seal_run(index, more) {
                         self.write_pages(now, disk, first, bytes);
                         continue;
@@ -267,7 +267,12 @@ impl Engine {
                 index.free_second_if_empty(sector);
             }
         }
-        for slot in waiters {
+        let is_named = journal.has_durable_names();
+        if !is_named {
+            // A device failed its flush in this commit. The next commit writes a page that names it.
+            journal.waiting.extend(&waiters);
+        }
+        for slot in waiters.into_iter().filter(|_| is_named) {
             self.committed(now, slot, Ok(()));
         }
         self.wake(disk);

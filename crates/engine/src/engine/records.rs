@@ -38,6 +38,10 @@ pub(super) struct Journal {
     /// True if a zone's bypass mark was set after the last journal page was sealed: no page
     /// contains the mark yet.
     pub(super) unsealed_marks: bool,
+    /// True if a device failed a flush that no page names yet.
+    pub(super) unsealed_names: bool,
+    /// The page that names all devices that failed a flush.
+    names_in: u64,
     /// Number of the newest journal page with a bypass mark that the preceding page does not have.
     pub(super) marks_in: u64,
     /// True if a change went to the backing before the bypass mark of its zone was durable. No clean
@@ -141,6 +145,8 @@ impl Journal {
             spared: BTreeSet::new(),
             urgent: false,
             unsealed_marks: false,
+            unsealed_names: false,
+            names_in: 0,
             marks_in: 0,
             has_unawaited_marks: false,
             durable: 0,
@@ -174,9 +180,21 @@ impl Journal {
             *lost |= copy.iter().any(|segment| segment.device == device);
         }
         let is_written_once = has_single_writes && cache.is_on(device);
+        let is_new = !self.spared.contains(&device);
         let is_kept = !is_written_once && !cache.would_lose_dirty(&on_it) && self.spare(device, cache);
         self.distrusted |= !is_kept;
-        is_kept && !self.dead && self.lost.contains(&false)
+        let goes_on = is_kept && !self.dead && self.lost.contains(&false);
+        if goes_on && is_new {
+            (self.unsealed_names, self.urgent) = (true, true);
+            self.ask();
+        }
+        goes_on
+    }
+
+    /// Returns true if a durable page names all devices that failed a flush. Before that, a power
+    /// failure makes recovery trust the data on such a device.
+    pub(super) fn has_durable_names(&self) -> bool {
+        !self.unsealed_names && self.names_in <= self.durable
     }
 
     /// Returns true if the journal ring or the cache has segments on a device.
@@ -259,7 +277,8 @@ impl Journal {
 
     /// Returns true if all records are durable.
     pub(super) fn is_all_durable(&self) -> bool {
-        !self.dead && self.oldest.is_none() && self.writer.pending() == 0 && self.is_idle()
+        let has_all = self.oldest.is_none() && self.writer.pending() == 0 && self.has_durable_names();
+        !self.dead && has_all && self.is_idle()
     }
 
     /// Returns true if a guest's flush that arrives now must wait for a commit.
@@ -439,6 +458,9 @@ impl Journal {
             if std::mem::take(&mut self.unsealed_marks) {
                 self.marks_in = sequence;
             }
+            if std::mem::take(&mut self.unsealed_names) {
+                self.names_in = sequence;
+            }
             let next = self.writer.page_number(sequence + 1);
             let ends = next == 0 || (next * PAGE_BYTES as u64).is_multiple_of(self.segment_bytes);
             if ends || sequence + 1 - first == RUN_PAGES_MAX {
@@ -464,7 +486,7 @@ impl Journal {
     /// Begins a commit, which packs all records into pages. If the journal ring is full, the
     /// waiting requests keep waiting.
     pub(super) fn begin_round(&mut self) {
-        let complete = self.writer.pending() == 0 && !self.unsealed_marks;
+        let complete = self.writer.pending() == 0 && !self.unsealed_marks && !self.unsealed_names;
         let urgent = self.urgent;
         self.schedule.round(self.waiting.len());
         let waiters = if complete { std::mem::take(&mut self.waiting) } else { Vec::new() };
