@@ -324,6 +324,13 @@ fn a_restart_forgets_no_discard_and_excludes_no_sound_device() {
     run(2_300_003_793, &Options { requests: 200, ..flaky() }).unwrap();
 }
 
+/// One of two devices failed the flush of a commit, and the power failed before a page named the
+/// device. The commit had acknowledged a durable write.
+#[test]
+fn a_commit_waits_for_the_name_of_a_device_that_failed_its_flush() {
+    run(2_800_125_818, &Options { requests: 200, ..flaky() }).unwrap();
+}
+
 /// A history that failed because of an error in the model: the end of one discard counted as the end
 /// of another discard of the same range.
 #[test]
