@@ -186,7 +186,9 @@ impl Journal {
         let goes_on = is_kept && !self.dead && self.lost.contains(&false);
         if goes_on && is_new {
             (self.unsealed_names, self.urgent) = (true, true);
-            self.ask();
+            // A ring that is being created gets the name in the page that makes the ring valid. An
+            // additional commit could make the ring valid too early.
+            self.asked |= self.writer.exists();
         }
         goes_on
     }
