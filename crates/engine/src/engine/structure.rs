@@ -46,8 +46,7 @@ pub(super) struct Opening {
     pub(super) old: Option<(Cache, Option<Box<Journal>>)>,
     /// Segments that are released if the change succeeds.
     released: Vec<Segment>,
-    /// True if the old journal ring is lost if the change fails: a flush of flash failed during the
-    /// change, or flash may have a complete new journal ring.
+    /// True if the old journal ring is lost if the change fails.
     pub(super) distrusted: bool,
     /// True if the old journal ring lost a copy during the change.
     pub(super) has_lost_copy: bool,
@@ -62,8 +61,7 @@ impl Opening {
         self.kind == Kind::Ring
     }
 
-    /// Returns true if the page that makes a new journal ring valid may already be on flash, also
-    /// if its write failed.
+    /// Returns true if flash may have a complete new journal ring, also if its last write failed.
     pub(super) fn may_be_valid(&self) -> bool {
         self.makes_ring() && self.stage == Stage::LastCommit
     }
