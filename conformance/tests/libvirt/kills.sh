@@ -54,6 +54,18 @@ kill_command() {
 # The record is deleted last.
 is_recorded() { [ -e records/web-virtio-disk0.json ]; }
 
+# Kills the attachment after each step. The next command continues, or removes what the killed command
+# left and begins again. In both cases it attaches the disk.
+attach_after_each_kill() {
+    for step in $(seq "$STEPS"); do
+        begin "$step" attach
+        is_stopped || fail
+        kill_command
+        run attach
+        if [ "$step" -lt "$STEPS" ]; then run detach; fi
+    done
+}
+
 # Kills each command after one step. The next command continues.
 continue_after_each_kill() {
     step=0
@@ -129,7 +141,7 @@ await grep -a 'GUEST-LOAD second=1 ' console
 
 for round in $(seq "$rounds"); do
     if [ $((round % 2)) = 1 ]; then
-        continue_after_each_kill attach
+        attach_after_each_kill
         is_attached
         continue_after_each_kill detach
         is_detached
