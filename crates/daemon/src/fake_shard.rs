@@ -433,8 +433,7 @@ impl State {
                 let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
             ShardCall::DiskCounts { asked, answer } => {
-                let now = self.now();
-                let counts = asked.into_iter().map(|asked| asked.of(now, &self.engine)).collect();
+                let counts = asked.into_iter().map(|asked| asked.of(&self.engine)).collect();
                 let _ = answer.send(Ok(counts));
             }
             ShardCall::FlashCounts { ids, answer } => {

@@ -186,24 +186,7 @@ pub struct DiskStats {
     in_second: u64,
 }
 
-/// Minimum number of backing I/Os from which a disk's cost of a miss is estimated.
-const BACKING_IOS_MIN: u64 = 64;
-
-/// Minimum cost of a miss, as a part of the backing's latency: one in this number. A hit relieves
-/// the backing even if flash is no faster, and a latency difference near zero is noise.
-const MISS_COST_MIN_PART: u64 = 4;
-
 impl DiskStats {
-    /// Returns the time that a hit saves: the mean latency of the backing minus that of flash,
-    /// nanoseconds. Returns 0 if there were too few backing I/Os for an estimate.
-    pub fn miss_cost_ns(&self) -> u64 {
-        if self.backing.ios < BACKING_IOS_MIN {
-            return 0;
-        }
-        let backing = self.backing.mean_ns();
-        backing.saturating_sub(self.flash.mean_ns()).max(backing / MISS_COST_MIN_PART).max(1)
-    }
-
     pub(crate) fn new() -> Self {
         DiskStats {
             outcomes: std::array::from_fn(|_| OutcomeStats::default()),

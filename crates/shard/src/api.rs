@@ -21,8 +21,7 @@ use std::sync::Arc;
 use hob_engine::command::{Bitmap, Command, CommandError, Segment};
 use hob_engine::io::Promote;
 use hob_engine::partition::DiskCounts;
-use hob_engine::stats::DeviceIoStats;
-use hob_engine::units::{DiskId, Instant};
+use hob_engine::units::DiskId;
 use hob_frontends::fuse::Attributes;
 use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
@@ -77,22 +76,9 @@ pub struct CountsAsked {
 
 impl CountsAsked {
     /// Returns the disk's counts; `None` if the engine does not have the disk.
-    pub fn of(self, now: Instant, engine: &hob_engine::Engine) -> Option<PoolCounts> {
-        let counts = engine.disk_counts(self.id, self.known_reads, self.block_bytes)?;
-        let stats = engine.stats(now, self.id)?;
-        Some(PoolCounts { counts, backing: stats.backing, flash: stats.flash })
+    pub fn of(self, engine: &hob_engine::Engine) -> Option<DiskCounts> {
+        engine.disk_counts(self.id, self.known_reads, self.block_bytes)
     }
-}
-
-/// Counts of one disk for the division of its pool.
-#[derive(Clone, Debug)]
-pub struct PoolCounts {
-    /// Reads, dirty data and miss-ratio curve.
-    pub counts: DiskCounts,
-    /// I/O to the disk's backing since the disk was opened, or its statistics were last reset.
-    pub backing: DeviceIoStats,
-    /// I/O of the disk's cache to flash in the same time.
-    pub flash: DeviceIoStats,
 }
 
 /// A statistic that can be reset.

@@ -96,10 +96,16 @@ impl Engine {
     pub(super) fn pump_journal(&mut self, now: Instant, disk: DiskId) {
         loop {
             let it = self.disk_mut(disk);
+            let precedes_pages = it.opening.as_ref().is_some_and(|opening| opening.precedes_pages());
             let copies = it.cache.as_ref().map_or(Copies::One, |cache| cache.config.copies);
             let Some((journal, index)) = it.journal_and_index() else { return };
             if journal.dead {
                 return self.fail_waiters(now, disk);
+            }
+            // Pages that are written and committed now could make the new ring valid before the
+            // change is complete.
+            if precedes_pages {
+                return;
             }
             if journal.round.is_none() {
                 journal.prove_quiet(now, index);

@@ -614,7 +614,8 @@ impl Engine {
         Some(DiskCounts {
             reads,
             dirty_bytes: disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors() * SECTOR_BYTES),
-            miss_cost_ns: disk.stats.miss_cost_ns(),
+            backing: disk.stats.backing,
+            flash: disk.stats.flash,
             curve: (known_reads != Some(reads)).then(|| disk.sizing.report_of(block_bytes)),
         })
     }

@@ -433,9 +433,11 @@ impl Journal {
         self.schedule.is_due() && self.in_flight.is_empty() && self.writer.pending() > 0
     }
 
-    /// Returns the time at which the next commit is due.
+    /// Returns the time at which the next commit is due. A ring that is being created has no
+    /// deadline, because the change that creates it also commits it.
     fn commit_deadline(&self) -> Option<Instant> {
-        if self.dead || self.round.is_some() { None } else { self.oldest.map(|at| at + COMMIT_NS_MAX) }
+        let may_commit = !self.dead && self.round.is_none() && self.writer.exists();
+        self.oldest.filter(|_| may_commit).map(|at| at + COMMIT_NS_MAX)
     }
 
     /// Returns the time at which the next commit is due, or at which checksums of quiet sectors are

@@ -28,6 +28,7 @@ pub use allocate::{Bidder, allocate};
 use demand::Demand;
 
 use crate::sizing::{BlockSizing, Curve};
+use crate::stats::DeviceIoStats;
 use crate::units::{DiskId, Instant};
 
 /// Time between two repartitionings, nanoseconds.
@@ -83,8 +84,7 @@ pub struct Member<'a> {
     pub dirty_segments: u64,
     /// Limits of the cache.
     pub limits: Limits,
-    /// Time that a hit saves, nanoseconds; 0 if unknown (see
-    /// [`DiskStats::miss_cost_ns`](crate::stats::DiskStats::miss_cost_ns)).
+    /// Time that a hit saves, nanoseconds; 0 if unknown.
     pub miss_cost_ns: u64,
     /// Number of reads of the disk since it was opened, or since its miss-ratio curves were last
     /// cleared. The rate of reads is computed from this number and not from `accesses`, because a
@@ -107,9 +107,10 @@ pub struct DiskCounts {
     pub reads: u64,
     /// Size of the cache's dirty data, bytes.
     pub dirty_bytes: u64,
-    /// Time that a hit saves, nanoseconds; 0 if unknown (see
-    /// [`DiskStats::miss_cost_ns`](crate::stats::DiskStats::miss_cost_ns)).
-    pub miss_cost_ns: u64,
+    /// I/O to the disk's backing since the disk was opened, or its statistics were last reset.
+    pub backing: DeviceIoStats,
+    /// I/O of the disk's cache to flash in the same time.
+    pub flash: DeviceIoStats,
     /// Miss-ratio curve of the reads; absent if the disk was not read since the last
     /// repartitioning.
     pub curve: Option<BlockSizing>,

@@ -9,6 +9,7 @@ use hob_engine::command::{BitmapChange, CacheChange, DiskConfig, MemoryConfig, S
 use hob_engine::flash_budget::{Allowance, Counts};
 use hob_engine::io::Promote;
 use hob_engine::journal::SurvivingMemory;
+use hob_engine::partition::DiskCounts;
 use hob_engine::qos::{Control, DiskQos, Report, Resource, ResourceState};
 use hob_engine::regions::Regions;
 use hob_engine::sizing::Sizing;
@@ -20,8 +21,8 @@ use hob_nbd::server::handshake::Negotiated;
 use hob_storage::unflushed_mark::UnflushedMark;
 
 use super::{
-    Answer, AtRest, ConnectionPermit, Counter, CountsAsked, FileRights, Gone, Noted, PoolCounts, ShardError,
-    ShardHandle, TransferCall, Transport, VhostUserCall,
+    Answer, AtRest, ConnectionPermit, Counter, CountsAsked, FileRights, Gone, Noted, ShardError, ShardHandle,
+    TransferCall, Transport, VhostUserCall,
 };
 use crate::lease_clock::LeaseClock;
 use crate::request_recorder::Recorder;
@@ -233,7 +234,7 @@ calls! {
 
     /// Returns the counts of disks for the division of their pool, in the order of `asked`; `None`
     /// for a disk that does not exist.
-    query disk_counts: DiskCounts { asked: Vec<CountsAsked> } -> Vec<Option<PoolCounts>>;
+    query disk_counts: DiskCounts { asked: Vec<CountsAsked> } -> Vec<Option<DiskCounts>>;
 
     /// Returns the flash writes of each disk's cache; `None` for a disk that does not exist.
     query flash_counts: FlashCounts { ids: Vec<DiskId> } -> Vec<Option<Counts>>;

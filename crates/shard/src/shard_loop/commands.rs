@@ -194,7 +194,7 @@ impl Shard {
                 reply(answer, found.ok_or(NO_SUCH_DISK));
             }
             ShardCall::DiskCounts { asked, answer } => {
-                let counts = asked.into_iter().map(|asked| asked.of(now, &self.engine)).collect();
+                let counts = asked.into_iter().map(|asked| asked.of(&self.engine)).collect();
                 reply(answer, Ok(counts));
             }
             ShardCall::FlashCounts { ids, answer } => {

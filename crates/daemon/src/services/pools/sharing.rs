@@ -28,7 +28,7 @@ use crate::services::flash::blocking;
 use crate::services::registry::{
     DeviceEntry, DiskEntry, DiskPhase, Inner, PoolEntry, REPARTITIONING, is_own_work,
 };
-use crate::shard_api::{CountsAsked, PoolCounts, ShardHandle};
+use crate::shard_api::{CountsAsked, ShardHandle};
 use crate::state::{CacheSpec, JournalSpec, SharedSize};
 
 /// Time between two repartitionings of a pool.
@@ -256,8 +256,7 @@ impl Pools {
                 counts.extend(more);
             }
             for (cache, counts) in caches.into_iter().zip(counts) {
-                let Some(PoolCounts { counts, backing, flash }) = counts else { continue };
-                let DiskCounts { reads, dirty_bytes, curve, .. } = counts;
+                let Some(DiskCounts { reads, dirty_bytes, backing, flash, curve }) = counts else { continue };
                 let miss_cost_ns = miss_costs.entry(cache.id).or_default().update(&backing, &flash);
                 if let Some(curve) = curve {
                     curves.insert(cache.id, (reads, curve));

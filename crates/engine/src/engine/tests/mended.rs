@@ -1,8 +1,10 @@
 //! Errors that the simulation found, as single tests.
 
-use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, lose, mirrored, ring};
+use super::write_back::{
+    RING_DEVICE, VOLATILE, backing, flash, lazy, lose, mirrored, mirrored_with_ring, ring,
+};
 use super::*;
-use crate::command::{Copies, Destage, Discard, Enable, Mode, NewRing};
+use crate::command::{Copies, Destage, Discard, Mode, NewRing};
 
 /// After a change of the age limit, data that is already dirty keeps its age, although its epochs
 /// were shorter or longer than new ones.
@@ -306,21 +308,9 @@ fn a_copy_in_progress_during_a_failed_flush_is_not_durable() {
 /// copy on the device that failed the flush is not used any more.
 #[test]
 fn a_flush_that_fails_during_a_failed_change_costs_the_old_ring_its_copy() {
-    let mut bench = Bench::bare(Limits::default());
-    bench.engine.lend(BufferId(1 << 20), 1 << 20);
-    let config = CacheConfig {
-        mode: Mode::WriteBack,
-        destage: lazy(),
-        copies: Copies::TwoOfDirty,
-        ..config(MIB, 4 * KIB)
-    };
-    let at = |device, ordinal| DataSegment { place: segment(device, 0), ordinal, seconds_only: false };
     let mut two = ring(1);
     two.copies.push((0..8).map(|i| segment(0, 16 * MIB + i * MIB)).collect());
-    let segments = vec![at(0, 0), at(1, 1)];
-    let enable = Enable { config, segments, journal: Some(two), recovered: None };
-    bench.start_change(CacheChange::Enable(Box::new(enable)));
-    bench.settle();
+    let mut bench = mirrored_with_ring(Copies::TwoOfDirty, two);
     bench.write_alone(0, 8 * KIB);
     bench.flush();
     let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
@@ -362,12 +352,7 @@ fn a_failed_flush_of_a_lost_ring_costs_no_dirty_data() {
     bench.engine.distrust_device(bench.now, DiskId(1), DeviceId(RING_DEVICE));
     bench.engine.distrust_device(bench.now, DiskId(1), DeviceId(7));
     let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
-    while let Some(io) = bench.ios.pop_front() {
-        match io.target == backing() && io.op != IoOp::Flush {
-            true => bench.fail(io),
-            false => bench.end(io),
-        }
-    }
+    bench.refuse_backing_writes();
     assert_eq!(bench.result(renew).map(|it| it.map(drop)), Some(Ok(())));
     assert_eq!(bench.dirty(), 2);
 }
@@ -387,12 +372,7 @@ fn two_failed_flushes_during_one_write_leave_no_durable_copy() {
             bench.engine.distrust_device(bench.now, DiskId(1), DeviceId(device));
         }
         ios.into_iter().for_each(|io| bench.end(io));
-        while let Some(io) = bench.ios.pop_front() {
-            match io.target == backing() && io.op != IoOp::Flush {
-                true => bench.fail(io),
-                false => bench.end(io),
-            }
-        }
+        bench.refuse_backing_writes();
         assert!(bench.events.contains(&Event::JournalLost(DISK)) && !bench.answered(write));
         let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
         assert_eq!(bench.result(renew).map(|it| it.map(drop)), Some(Err(CommandError::Dirty)));
@@ -402,18 +382,20 @@ fn two_failed_flushes_during_one_write_leave_no_durable_copy() {
 
 /// Returns a cache on the devices 0 and 1 whose journal ring has its two copies there too.
 fn mirrored_with_rings() -> Bench {
-    let mut bench = Bench::bare(Limits::default());
-    bench.engine.lend(BufferId(1 << 20), 1 << 20);
-    let copies = Copies::TwoOfDirty;
-    let config = CacheConfig { mode: Mode::WriteBack, destage: lazy(), copies, ..config(MIB, 4 * KIB) };
-    let at = |device, ordinal| DataSegment { place: segment(device, 0), ordinal, seconds_only: false };
     let on = |device| (0..8).map(|i| segment(device, 16 * MIB + i * MIB)).collect();
-    let two = NewRing { copies: vec![on(0), on(1)], ..ring(1) };
-    let segments = vec![at(0, 0), at(1, 1)];
-    let enable = Enable { config, segments, journal: Some(two), recovered: None };
-    bench.start_change(CacheChange::Enable(Box::new(enable)));
-    bench.settle();
-    bench
+    mirrored_with_ring(Copies::TwoOfDirty, NewRing { copies: vec![on(0), on(1)], ..ring(1) })
+}
+
+impl Bench {
+    /// Runs all I/O to its end. The backing fails all writes.
+    fn refuse_backing_writes(&mut self) {
+        while let Some(io) = self.ios.pop_front() {
+            match io.target == backing() && io.op != IoOp::Flush {
+                true => self.fail(io),
+                false => self.end(io),
+            }
+        }
+    }
 }
 
 /// A flush of device 0 failed, and then device 1 with the other copies of dirty data leaves the
@@ -457,4 +439,31 @@ fn a_commit_with_a_failed_flush_waits_for_the_name_of_the_device() {
     }
     assert!(pages >= 2 && bench.answered(write));
     assert_eq!(bench.outcome(write), Outcome::WriteBack);
+}
+
+/// The flush of a device fails for another cache during one of the commits of a close. The close
+/// ends only when a durable page names the device.
+#[test]
+fn a_close_with_a_failed_flush_waits_for_the_name_of_the_device() {
+    for failed in 1..=2 {
+        let mut bench = mirrored(Copies::TwoOfDirty);
+        bench.write_alone(0, 8 * KIB);
+        let close = bench.start_change(CacheChange::Close);
+        let (mut flushes, mut pages_after) = (0, 0);
+        while let Some(io) = bench.ios.pop_front() {
+            match (io.target, io.op) {
+                (Target::Flash(DeviceId(RING_DEVICE)), IoOp::Flush) => {
+                    flushes += 1;
+                    if flushes == failed {
+                        bench.engine.distrust_device(bench.now, DiskId(1), DeviceId(0));
+                    }
+                }
+                (Target::Flash(_), IoOp::WriteJournal) => pages_after += u32::from(flushes >= failed),
+                _ => {}
+            }
+            bench.end(io);
+        }
+        assert_eq!(bench.result(close).map(|it| it.map(drop)), Some(Ok(())));
+        assert!(flushes > failed && pages_after > 0, "{flushes} flushes, {pages_after} pages");
+    }
 }

@@ -3,7 +3,6 @@
 
 use super::*;
 use crate::outcome::OUTCOMES;
-use crate::stats::DeviceIoStats;
 
 /// Issue: "Every request is classified once … counted with a latency histogram per class per disk."
 #[test]
@@ -156,19 +155,4 @@ fn disks_do_not_mix() {
     assert_eq!((stats.reads, stats.writes), (1, 0));
     assert_eq!((bench.stats().reads, bench.stats().writes), (0, 1));
     assert!(bench.engine.stats(bench.now, DiskId(4)).is_none());
-}
-
-/// The cost of a miss is the mean latency of the backing minus that of flash, and at least a
-/// quarter of the mean latency of the backing. After few backing I/Os the cost is unknown, so that
-/// one slow I/O at the start does not decide the division of a shared pool.
-#[test]
-fn the_cost_of_a_miss_needs_enough_backing_io() {
-    let mut stats = DiskStats::new();
-    let io = |ios: u64, mean_ns: u64| DeviceIoStats { ios, total_ns: ios * mean_ns, ..Default::default() };
-    (stats.backing, stats.flash) = (io(63, 40_000_000), io(1000, 100_000));
-    assert_eq!(stats.miss_cost_ns(), 0);
-    stats.backing = io(64, 1_000_000);
-    assert_eq!(stats.miss_cost_ns(), 900_000);
-    stats.backing = io(64, 80_000);
-    assert_eq!(stats.miss_cost_ns(), 20_000, "the backing is faster than flash");
 }

@@ -513,12 +513,16 @@ fn write_order_is_kept_at_durable_writes() {
 }
 
 pub(super) fn mirrored(copies: Copies) -> Bench {
+    mirrored_with_ring(copies, ring(1))
+}
+
+/// Returns a persistent cache with a segment on each of the devices 0 and 1.
+pub(super) fn mirrored_with_ring(copies: Copies, ring: NewRing) -> Bench {
     let mut bench = Bench::bare(Limits::default());
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
     let config = CacheConfig { mode: Mode::WriteBack, destage: lazy(), copies, ..config(MIB, 4 * KIB) };
     let at = |device, ordinal| DataSegment { place: segment(device, 0), ordinal, seconds_only: false };
-    let enable =
-        Enable { config, segments: vec![at(0, 0), at(1, 1)], journal: Some(ring(1)), recovered: None };
+    let enable = Enable { config, segments: vec![at(0, 0), at(1, 1)], journal: Some(ring), recovered: None };
     bench.start_change(CacheChange::Enable(Box::new(enable)));
     bench.settle();
     bench
