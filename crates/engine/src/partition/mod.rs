@@ -49,7 +49,7 @@ pub const CHANGE_MIN_PART: u64 = 16;
 
 /// Maximum capacity that a repartitioning takes from caches, as a part of the whole: one in this
 /// number.
-pub const MOVE_MAX_PART: u64 = 12;
+pub const MOVE_MAX_PART: u64 = 6;
 
 /// Shares of a cache whose settings specify none, as in QoS.
 pub const SHARES_DEFAULT: u32 = 1000;
