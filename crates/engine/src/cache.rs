@@ -52,8 +52,8 @@ pub(crate) struct Cache {
     pub(crate) segments: Vec<DataSegment>,
     directory: Directory,
     segment_shift: u32,
-    /// Numbers of segments for first copies, and of segments for second copies only. Segments that
-    /// are being vacated are not counted.
+    /// Number of segments for first copies (`firsts`), and number of segments for second copies
+    /// only (`seconds`). Segments that are being vacated are not counted.
     firsts: usize,
     seconds: usize,
     /// Segments that the cache will release soon, in ascending order.
@@ -304,7 +304,7 @@ impl Cache {
     }
 
     /// Returns the contiguous range of flash that holds `count` cache sectors from `sector` on. The
-    /// range is shorter at the end of a segment.
+    /// range is shorter if the segment ends earlier.
     #[inline]
     pub(crate) fn extent(&self, sector: u64, count: u64) -> Extent {
         let segment = self.segments[(sector >> self.segment_shift) as usize].place;
@@ -334,9 +334,9 @@ impl Cache {
         order[..count].iter().map(|&i| self.segments[i]).collect()
     }
 
-    /// Returns this cache with other segments. A block with a copy on a segment that the cache
-    /// keeps retains its contents and its position in the replacement order. Other blocks are
-    /// dropped. Takes time proportional to the number of blocks.
+    /// Returns this cache with other segments. A block keeps its contents and its position in the
+    /// replacement order if one of its copies is in a segment that the cache keeps. All other
+    /// blocks are dropped. Takes time proportional to the number of blocks.
     pub(crate) fn relocated(
         &self,
         segments: Vec<DataSegment>,

@@ -397,16 +397,16 @@ pub enum Vacate {
 
 /// Known facts about a cache that is being recovered. During recovery, hob sends reads outside of
 /// the `doubtful` regions directly to the backing. Changes wait until the recovered cache is in
-/// use, or `is_void` is true. When the recovered cache is enabled, hob drops its data of the ranges
-/// that changed during the recovery.
+/// use, or `is_void` is true. When the recovered cache is enabled, hob drops the cached data of the
+/// ranges that changed during the recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
     /// Regions for which flash may have data that the backing lacks. While there are such regions,
     /// all changes and flushes wait.
     pub doubtful: Regions,
     /// True if the cache's journal rings were durably invalidated, so that no later crash can
-    /// recover the cache from them. Requires that `doubtful` is empty: recovery must not use any
-    /// data of the journal, which was invalidated.
+    /// recover the cache from them. If true, `doubtful` must be empty, because recovery uses no
+    /// data of an invalidated journal.
     pub is_void: bool,
 }
 
@@ -453,7 +453,8 @@ impl CacheChange {
 }
 
 impl DataSegment {
-    /// Makes data segments for a volatile cache, which ignores ordinals, so that all are 0.
+    /// Makes data segments for a volatile cache. All ordinals are 0, because a volatile cache
+    /// ignores them.
     pub fn without_order(segments: Vec<Segment>) -> Vec<DataSegment> {
         segments.into_iter().map(|place| DataSegment { place, ordinal: 0, seconds_only: false }).collect()
     }
@@ -472,7 +473,7 @@ pub enum CommandError {
     CacheExists,
     /// The disk is being removed.
     Removing,
-    /// The cache would have no segment left, or no segment is given.
+    /// The cache would have no segment left, or the command provides no segment.
     TooSmall,
     /// Dirty data would be lost. Drain or discard it first.
     Dirty,
@@ -554,10 +555,11 @@ pub enum Event {
         /// Total number of unreadable sectors of the disk.
         sectors: u64,
     },
-    /// The journal cannot be written any more. No data becomes dirty, and dirty data is destaged:
-    /// all of it only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the
-    /// daemon provides a new journal. Otherwise the daemon drains the cache, records the end of the
-    /// cache and disables the cache. Changes and flushes that have waited for half a minute fail.
+    /// The journal cannot be written any more. No more data becomes dirty, and the engine destages
+    /// the dirty data. Until [`CacheChange::LossRecorded`], the engine destages only data that the
+    /// journal durably records as dirty. Changes and flushes wait until the daemon provides a new
+    /// journal. If the daemon cannot provide one, it drains the cache, records the end of the cache
+    /// and disables the cache. Changes and flushes that have waited for half a minute fail.
     JournalLost(DiskId),
     /// A discard of a disk's dirty data waits for [`CacheChange::DiscardRecorded`] with the number of
     /// this journal ring, because the lost journal still describes the data as dirty. Without the
@@ -577,9 +579,9 @@ pub enum Event {
         /// All bitmaps of the disk.
         bitmaps: Vec<Bitmap>,
     },
-    /// A change waits for a recovering cache, or for another host that will hand the disk over. If
-    /// the cache is recovering, no data is dirty, and the change can continue when the journal
-    /// rings are [invalidated](Expect::is_void). The event is sent at most once for each recovery
-    /// and each standby.
+    /// A change waits for a recovering cache, or for another host that will hand the disk over. For
+    /// a recovering cache, the engine sends the event only if no region may have dirty data. The
+    /// change can then continue as soon as the journal rings are [invalidated](Expect::is_void).
+    /// The event is sent at most once for each recovery and each standby.
     ChangeWaits(DiskId),
 }

@@ -1,4 +1,6 @@
-//! Health of flash devices: errors lead to a fence, overdue I/O to a stall.
+//! Health of flash devices. After too many errors the engine fences a device, which means that it
+//! stops using the device. While an I/O is overdue the device is stalled, and requests bypass the
+//! device.
 //!
 //! The time limit of a stall adapts to the device. A *pause* is the time from the issue of an
 //! overdue I/O to its completion. A pause of at most [`PAUSE_LIMITS_MAX`] times the configured

@@ -21,7 +21,7 @@ const GUARANTEED_SHARE: u64 = 4;
 pub struct Shares {
     total: u64,
     used: u64,
-    /// Guaranteed amount of each member.
+    /// Guaranteed amount of each disk.
     guaranteed: u64,
     /// Sum of the guaranteed amounts that disks do not use.
     reserved: u64,

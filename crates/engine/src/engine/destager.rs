@@ -409,8 +409,8 @@ impl Destager {
         self.is_idle() && self.todo.is_empty() && self.written.is_empty()
     }
 
-    /// Returns the next block to destage in segments that are being vacated, starting at the
-    /// cursor.
+    /// Returns the next block to destage in segments that are being vacated: the first such block
+    /// at or after `cursor`, or else the first one of the disk.
     pub(super) fn next_leaving(&self) -> Option<BlockNo> {
         let is_to_do = |block: &&BlockNo| self.todo.contains_key(block);
         let ahead = self.leaving.range(self.cursor..).find(is_to_do);
@@ -448,8 +448,8 @@ impl Destager {
         self.is_looking
     }
 
-    /// Returns the next block to destage at or after the cursor, or else the first such block of
-    /// the disk.
+    /// Returns the next block to destage up to epoch `newest`: the first such block at or after
+    /// `cursor`, or else the first one of the disk.
     fn elevator(&self, newest: u32) -> Option<BlockNo> {
         let may = |(_, todo): &(&BlockNo, &Todo)| todo.epoch <= newest;
         let ahead = self.todo.range(self.cursor..).find(may);

@@ -100,8 +100,8 @@ pub(super) struct Disk {
     pub(super) lost: BTreeSet<u64>,
     /// Number of guests' writes in flight to flash.
     pub(super) flash_writes: u32,
-    /// True if such a write may have only one copy, although the cache has a mode with two copies
-    /// since then.
+    /// True if a guest's write in flight to flash may create only one copy, because the write began
+    /// before the cache's setting changed to two copies.
     pub(super) has_old_single_writes: bool,
     /// Number of acknowledged discards that the backing does not have yet.
     pub(super) answered_discards: u32,

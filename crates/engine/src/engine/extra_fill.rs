@@ -94,7 +94,7 @@ pub(super) struct ExtraRead {
     taken: Vec<(u64, u64, Run)>,
 }
 
-/// Decaying mean of the latencies with which a backing serves requests' reads.
+/// Mean latency of the backing reads that serve requests. Older reads lose weight.
 #[derive(Debug, Default)]
 pub(super) struct ReadTime {
     mean_ns: Option<u64>,

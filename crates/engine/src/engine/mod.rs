@@ -412,8 +412,8 @@ impl Engine {
     /// Returns true if the request has to wait for a free slot. The daemon's own requests have
     /// reserved slots, because guests' requests may depend on them. Requests that wait for a change
     /// of ownership may use only half of all slots, so that other disks have the rest. The first
-    /// waiting request of each disk is always accepted, so that the engine reports that the disk is
-    /// wanted.
+    /// waiting request of each disk is always accepted, so that the engine can report to the daemon
+    /// that a request for the disk waits.
     #[inline]
     fn is_full_for(&self, request: &Request) -> bool {
         let Limits { requests_max, .. } = self.limits;

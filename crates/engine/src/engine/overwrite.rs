@@ -138,7 +138,7 @@ impl Journal {
     }
 
     /// Records the newest checksums of the sectors in `rewritten`. Call this function before each
-    /// commit, because a flush of a guest may need no other record. If two copies differ after a
+    /// commit, also if the commit has no other records to write. If two copies differ after a
     /// crash, only the copy with this checksum is correct. The sectors stay unproven, so the next
     /// overwrite needs no commit.
     ///

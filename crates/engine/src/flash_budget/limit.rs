@@ -1,9 +1,10 @@
-//! The limit of one cache's flash writes: the less of the cache's budget is saved, the more copies
-//! of clean data are refused.
+//! The limit of one cache's flash writes: the less unused budget the cache has saved, the more
+//! copies of clean data are refused.
 //!
-//! The *pressure* is 0 while at least half of the budget that the cache can save is saved, and
-//! [`PRESSURE_MAX`] when nothing is saved. Between two steps, the hash of a block decides which
-//! step applies to the block, so that the number of refused blocks grows evenly with the pressure:
+//! The *pressure* is 0 while the cache has saved at least half of the budget that it can save, and
+//! [`PRESSURE_MAX`] when nothing is saved. Between two rows of the table, the hash of a block
+//! decides which row applies to the block, so that the number of refused blocks grows evenly with
+//! the pressure:
 //!
 //! | pressure, of 1024 | refused |
 //! |---|---|
@@ -138,7 +139,8 @@ impl Limit {
         pressure < POPULARITY_FROM && position(block) >= (pressure << 16) / POPULARITY_FROM
     }
 
-    /// Charges clean data that is written: all copies of the block that was judged last.
+    /// Deducts clean data that is written from the saved budget or the loan: all copies of the
+    /// block that was judged last.
     pub(crate) fn charge(&mut self, sectors: u64) {
         let bytes = sectors * SECTOR_BYTES;
         self.counts.clean += bytes;
@@ -150,8 +152,8 @@ impl Limit {
         }
     }
 
-    /// Charges extra data that is written. The caller has decided to write it, and extra data is
-    /// never written on loan.
+    /// Deducts extra data that is written from the saved budget. Extra data is never written on
+    /// loan.
     pub(crate) fn charge_extra(&mut self, sectors: u64) {
         self.is_on_loan = false;
         self.charge(sectors);

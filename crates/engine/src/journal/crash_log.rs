@@ -32,7 +32,7 @@ use super::format::{RECORD_BYTES, Record};
 /// Number of records in the log.
 const RECORDS: u64 = 8192;
 
-/// Number of pages in the log: more than can be sealed and not committed.
+/// Number of pages in the log. At any time, fewer pages than this are sealed and not committed.
 const PAGES: u64 = 512;
 
 const ENTRY_BYTES: usize = 32;

@@ -45,8 +45,9 @@ use super::{CHANGES_MAX, FAILED_DEVICES_MAX, ZONES};
 use crate::index::Index;
 use crate::units::{BlockNo, FrameNo};
 
-/// Maximum number of incomplete sectors that a page can list. The remaining records are for changes
-/// that must be in one page: the records of the two copies of a sector.
+/// Maximum number of incomplete sectors that a page can list. The remaining records of the page are
+/// reserved for changes that must be in the same page, such as the records of a sector's two
+/// copies.
 const PARTS_LISTED_MAX: usize = CHANGES_MAX - 4;
 
 /// Maximum number of sealed pages that are not committed, in any ring; small rings allow fewer.

@@ -48,7 +48,8 @@ pub struct SourceOptions {
     /// hand-over.
     pub on_demand: bool,
     /// Maximum time for which the guest's requests wait for an answer of the destination,
-    /// nanoseconds. Then the source thaws the disk.
+    /// nanoseconds. After this time the source ends the freeze, and the guest's requests continue
+    /// on the source.
     pub freeze_ns_max: u64,
     /// True if this host's cache stays readable for the destination after the hand-over, until the
     /// destination has pulled all data that it needs.

@@ -169,7 +169,7 @@ calls! {
         memory: Option<(MemoryConfig, Area)>,
     } -> Option<Area>;
 
-    /// Fails the requests that wait for a disk's backing now.
+    /// Fails immediately all requests that are waiting for a disk's backing.
     order expire_requests: ExpireRequests { id: DiskId };
 
     /// Closes a disk's connections, refuses new requests and stops using its backing. Requests that

@@ -63,9 +63,9 @@ pub enum ShardEvent {
         /// Reason why the backing is lost; `None` if another program has opened it.
         why: Option<String>,
     },
-    /// The files of a parent may have changed: the shard was paused, or the server of the parent or of
-    /// one of its clones did not run. The clones read the parent's data themselves until
-    /// [`ShardHandle::parent_checked`](super::ShardHandle::parent_checked).
+    /// The files of a parent may have changed: the shard was paused, or the backing of the parent
+    /// or of one of its clones had lost its connection. The clones read the parent's data
+    /// themselves until [`ShardHandle::parent_checked`](super::ShardHandle::parent_checked).
     ParentUnchecked {
         /// The parent's disk.
         parent: DiskId,

@@ -191,7 +191,7 @@ impl VhostUserClients {
     }
 
     /// Stops serving the vhost-user clients of a removed disk. Requests that are not started yet
-    /// stay in the virtqueues for the next server.
+    /// stay in the virtqueues for the daemon that serves the disk next.
     pub(super) fn close_all(&mut self, disk: DiskId, ring: &mut Ring) {
         for client in self.clients.iter_mut().flatten().filter(|client| client.device.disk() == disk) {
             client.gone = true;
