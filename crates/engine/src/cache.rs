@@ -199,8 +199,8 @@ impl Cache {
         if self.leaving.len() == count { self.leaving.clone() } else { self.emptiest_segments(count) }
     }
 
-    /// Returns true if a sector in a segment that is being vacated is dirty and readable, so that
-    /// it must be moved. `lost` contains the unreadable sectors.
+    /// Returns true if a sector must be moved, because it is dirty and readable and its segment is
+    /// being vacated. `lost` contains the unreadable sectors.
     fn is_to_leave(&self, sector: u64, lost: &BTreeSet<u64>) -> bool {
         self.index.is_dirty(sector) && !lost.contains(&self.index.of_second(sector).unwrap_or(sector))
     }

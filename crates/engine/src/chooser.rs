@@ -1,19 +1,20 @@
 //! Chooses the policy and admission of a cache whose settings say `auto`.
 //!
 //! Each candidate, a combination of a policy and an admission, runs in a *miniature*: a simulated
-//! cache of at most [`MINIATURE_BLOCKS`] blocks beside the real one. Miniatures see a sample of the
-//! disk, which is smaller than the disk by the same factor as the miniature is smaller than the
-//! cache (Waldspurger, Saemundsson, Ahmad, Park: "Cache modeling and optimization using miniature
-//! simulations", USENIX ATC 2017). The unit of the sample is a region of 64 KiB, so that most
-//! requests are counted whole. A request of several blocks hits only if all its blocks hit.
+//! cache of at most [`MINIATURE_BLOCKS`] blocks beside the real one. A miniature gets only the
+//! requests to a sample of the disk. The sample is smaller than the disk by the same factor by
+//! which the miniature is smaller than the cache (Waldspurger, Saemundsson, Ahmad, Park: "Cache
+//! modeling and optimization using miniature simulations", USENIX ATC 2017). The unit of the sample
+//! is a region of 64 KiB, so that most requests are counted whole. A request of several blocks hits
+//! only if all its blocks hit.
 //!
 //! The *choice* is the candidate that the real cache uses now. In the time in which guests access
 //! as many blocks as the cache holds, the candidates are compared several times. A change of the
 //! choice costs at most as many hits as the cache has blocks, because the cache still holds the
-//! blocks that the old choice kept. So a candidate replaces the choice only if its lead since the
-//! choice was made is at least its *price*: [`PRICE_PERCENT`] of the hits that the change can cost.
-//! A candidate that differs from the choice only in the treatment of writes holds mostly the same
-//! blocks, so its price is lower ([`WRITES_PRICE_PERCENT`];
+//! blocks that the old choice kept. So a candidate replaces the choice only if its lead (its
+//! additional hits) since the choice was made is at least its *price*: [`PRICE_PERCENT`] of the
+//! hits that the change can cost. A candidate that differs from the choice only in the treatment of
+//! writes holds mostly the same blocks, so its price is lower ([`WRITES_PRICE_PERCENT`];
 //! docs/decisions/0061-write-admission.md). After a sudden drop of the hit ratio ([`DROP_PPM`]) the
 //! contents are worth little, and the price is lower for a while ([`PRICE_AFTER_DROP_PERCENT`]). A
 //! candidate can also replace the choice to reduce flash writes. For this it must write less than
@@ -58,9 +59,9 @@ const WINDOW_SHIFT: u32 = 7;
 /// each phase of a loop, which cost 10 percentage points of the hit ratio on a real trace. With
 /// 150, the choice changes too late after a change of the workload.
 const PRICE_PERCENT: i64 = 100;
-/// Minimum lead of a candidate that differs from the choice only in the treatment of writes, in
-/// hits, as a percentage of the number of reads in the time in which guests access as many sectors
-/// as the cache holds.
+/// Minimum lead, in hits, of a candidate that differs from the choice only in the treatment of
+/// writes. The value is a percentage of the number of reads in the time in which guests access as
+/// many sectors as the cache holds.
 const WRITES_PRICE_PERCENT: i64 = 25;
 /// Base-2 logarithm of the number of comparisons that the recent hit ratio covers. In this time,
 /// half as many blocks are accessed as the cache holds.
@@ -68,8 +69,9 @@ const RECENT_SHIFT: u32 = 2;
 /// Minimum drop of the choice's hit ratio that indicates a new phase of the workload, millionths:
 /// the ratio over the whole window minus the recent ratio.
 const DROP_PPM: i64 = 200_000;
-/// Minimum lead of a candidate after a drop by [`DROP_PPM`], as a percentage of the number of reads
-/// whose data would fill the cache, and the number of comparisons for which this minimum applies.
+/// Minimum lead of a candidate after a drop of the hit ratio by more than [`DROP_PPM`], as a
+/// percentage of the number of reads whose data would fill the cache. This minimum applies for
+/// `COMPARISONS_AFTER_DROP` comparisons.
 const PRICE_AFTER_DROP_PERCENT: i64 = 10;
 const COMPARISONS_AFTER_DROP: u64 = 2 * COMPARISONS;
 /// Absolute minimum of the lead, in hits, of a candidate that replaces the choice. A lead of a few
@@ -88,8 +90,8 @@ const WRITES_PERCENT: i64 = 80;
 /// Minimum number of comparisons since the last change of the choice before a candidate with fewer
 /// flash writes replaces the choice.
 const COMPARISONS_TO_SPARE: u64 = 4 * COMPARISONS;
-/// Caches with more frames keep their policy, because a new order of so many frames would stop the
-/// shard for too long.
+/// Maximum number of frames of a cache whose policy may change. To bring more frames into a new
+/// eviction order would stop the shard for too long.
 const FRAMES_MAX_TO_REORDER: u32 = 1 << 20;
 
 /// The candidates: `s3-fifo` with or without ghost admission, and with or without admission of

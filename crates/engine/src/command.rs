@@ -58,7 +58,7 @@ pub enum DestageOrder {
     #[default]
     Elevator,
     /// In the order in which blocks became dirty. A block that was used after it became dirty
-    /// returns to the end of the queue. This order approximates least recently used.
+    /// returns to the end of the queue. This order approximates the order of least recent use.
     Coldest,
 }
 
@@ -126,8 +126,8 @@ pub enum Copies {
     Peer,
 }
 
-/// Settings of one cache. The cache keeps its contents only if `policy`, `admission`, `fill`,
-/// `mode`, `destage` or `copies` change.
+/// Settings of one cache. A change of `policy`, `admission`, `fill`, `mode`, `destage` or `copies`
+/// keeps the contents of the cache. A change of any other setting empties the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
     /// Size of a cache block in bytes: a power of two from 4 KiB to 1 MiB, at most `segment_bytes`.
@@ -558,8 +558,9 @@ pub enum Event {
     /// The journal cannot be written any more. No more data becomes dirty, and the engine destages
     /// the dirty data. Until [`CacheChange::LossRecorded`], the engine destages only data that the
     /// journal durably records as dirty. Changes and flushes wait until the daemon provides a new
-    /// journal. If the daemon cannot provide one, it drains the cache, records the end of the cache
-    /// and disables the cache. Changes and flushes that have waited for half a minute fail.
+    /// journal. If the daemon cannot provide a new journal, it drains the cache, records the end of
+    /// the cache and disables the cache. Changes and flushes that have waited for half a minute
+    /// fail.
     JournalLost(DiskId),
     /// A discard of a disk's dirty data waits for [`CacheChange::DiscardRecorded`] with the number of
     /// this journal ring, because the lost journal still describes the data as dirty. Without the

@@ -127,7 +127,7 @@ impl Device {
         }
     }
 
-    /// Returns the time of the next check.
+    /// Returns the time of the next check for an overdue I/O.
     pub(crate) fn deadline(&self, health: &Health) -> Option<Instant> {
         let (.., at) = self.outstanding.front()?;
         (!self.stalled).then(|| *at + self.stall_ns(*at, health))

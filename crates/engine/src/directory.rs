@@ -563,7 +563,7 @@ impl Directory {
                 && self.policy.is_hot(self.nodes.node(frame))
     }
 
-    /// Ignores previous uses of this block.
+    /// Forgets the previous uses of this block, so that [`was_used`](Self::was_used) ignores them.
     pub(crate) fn forget_use(&mut self, block: BlockNo) {
         if let Some(frame) = self.index.find(block) {
             self.index.take_use(frame);

@@ -4,8 +4,9 @@
 //! quarter, whatever the other disks hold. The rest is allocated by demand. A disk's part of the
 //! rest may not exceed the unused amount of the rest, and the same applies to all disks of a
 //! datastore together. So a hung datastore keeps at most half of the amount that was free when it
-//! hung. It never keeps the guaranteed part of a disk on another datastore. One busy disk among
-//! idle disks may use at least 3/8 of the resource, and a disk without other disks may use 5/8.
+//! hung. A hung datastore never keeps the guaranteed part of a disk on another datastore. One busy
+//! disk among idle disks may use at least 3/8 of the resource, and a disk without other disks may
+//! use 5/8.
 //!
 //! The rule for the rest is the dynamic threshold with α = 1 (Choudhury and Hahne, "Dynamic Queue
 //! Length Thresholds for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking 6(2),

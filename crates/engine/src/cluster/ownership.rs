@@ -46,7 +46,8 @@ pub struct OwnershipSnapshot {
 /// A host's request for a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnershipRequest {
-    /// The generation stored with this host's data of the disk, if it ever had the disk.
+    /// The generation stored with this host's data of the disk; `None` if the host never had the
+    /// disk.
     pub known: Option<u64>,
     /// True if this host's flash may have dirty data of the disk, now or as soon as the host serves
     /// the disk.
@@ -91,7 +92,7 @@ pub struct Taking {
     pub lost_by: Option<Member>,
 }
 
-/// An attempt to take a disk by failover from its replica.
+/// An attempt to take a disk by failover from the replica in this host's flash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adopting {
     /// The transaction. If its conditions do not hold, read the keys again.
@@ -219,8 +220,8 @@ impl OwnershipState {
         }
     }
 
-    /// Returns the time at which the lock was first known to be absent, while the ownership record had
-    /// this revision. That is `now` at the first call for a revision.
+    /// Returns the time at which the lock was first known to be absent, while the ownership record
+    /// had this revision. At the first call for a revision, the result is `now`.
     fn note_absent(&mut self, now: Instant, revision: u64) -> Instant {
         match self.absent {
             Some((known, since)) if known == revision => since,

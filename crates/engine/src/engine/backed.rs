@@ -337,8 +337,8 @@ impl Backed {
     }
 
     /// Returns true if the session began while other sessions, open or ended, had not received the
-    /// report of a failure. The session may belong to one of their guests, so it receives one
-    /// report.
+    /// report of a failure. The session may belong to a guest of one of these other sessions, so it
+    /// receives one report.
     fn may_inherit(&self, session: SessionId) -> bool {
         self.sessions.get(&session).is_some_and(|told| told.may_inherit)
     }

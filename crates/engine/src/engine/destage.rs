@@ -23,8 +23,8 @@ use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
 /// data remains. A small cache has a lower limit.
 const UNFLUSHED_MAX: u64 = 8192;
 
-/// Time after which destaged data is flushed if no request waits for it, nanoseconds. A flush after
-/// each transfer would cost the backing more than the transfer itself.
+/// Time after which the backing is flushed for destaged data if no request waits for this flush,
+/// nanoseconds. A flush after each transfer would cost the backing more than the transfer itself.
 const FLUSH_NS_MAX: u64 = 1_000_000_000;
 
 /// Maximum number of concurrent transfers of one disk, in four situations: the guest also uses the

@@ -109,8 +109,8 @@ impl Journal {
         index.is_dirty(sector) && !index.is_unproven(sector) && self.is_committed(index, sector)
     }
 
-    /// Returns the number of copies of a dirty sector, or 0 if the durable journal does not have the
-    /// checksums of all of them.
+    /// Returns the number of copies of a dirty sector, or 0 if the durable journal does not have
+    /// the checksums of all copies.
     fn copies_with_durable_sums(&self, index: &Index, first: u64) -> u8 {
         let second = index.second_sector(first).filter(|second| index.is_held(*second));
         match second {

@@ -21,8 +21,8 @@
 //! An *applied* record has the same effect as a record before the last known commit.
 //!
 //! The *part* records of a page list all sectors that were incomplete when the page was sealed.
-//! They apply to the frames that the same page dumps. All other changes of units are in *set*
-//! records.
+//! *Part* records apply to the frames that the same page dumps. All other changes of units are in
+//! *set* records.
 //!
 //! The older copy in the last row of the table is in another frame, and the undone *set* record
 //! would have replaced it. The record in the last row shows that the backing has newer data than

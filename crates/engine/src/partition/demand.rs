@@ -32,7 +32,8 @@ pub(super) struct Demand {
     /// Present and usual rate of reads per second.
     present_rate: f64,
     usual_rate: f64,
-    /// Number of recent accesses, and their hits at each grid point.
+    /// Number of recent accesses (`accesses`), and for each grid point the number of hits among
+    /// them (`hits`).
     accesses: f64,
     hits: Vec<f64>,
 }

@@ -104,8 +104,8 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     }
 
     /// Samples every block while there are at most `samples_max` samples (1 to [`SAMPLES_MAX`]).
-    /// Later it samples at the highest rate that this number of samples permits. All memory is
-    /// allocated here.
+    /// After that, the sampler uses the highest rate that this number of samples permits. All
+    /// memory is allocated here.
     ///
     /// # Panics
     /// Panics if `samples_max` is out of range.

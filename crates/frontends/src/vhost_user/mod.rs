@@ -64,8 +64,8 @@ use queue::{Broken, Queue};
 pub use served::Start;
 use served::{Served, State};
 
-/// Maximum number of requests that wait for the engine. Above it, the device takes no chains from
-/// queues.
+/// Maximum number of requests that wait for the engine. Above this number, the device takes no
+/// chains from queues.
 const REQUESTS_MAX: usize = 256;
 
 /// A virtio block device: a disk as the guest's driver sees it.

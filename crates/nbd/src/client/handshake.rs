@@ -187,8 +187,8 @@ impl Handshake {
         Self::start(goal, true)
     }
 
-    /// Requests the metadata context with this name instead of `base:allocation`. Call it before
-    /// the first input.
+    /// Requests the metadata context with this name instead of `base:allocation`. Call this
+    /// function before the first input.
     #[must_use]
     pub fn for_context(mut self, context: &'static str) -> Self {
         self.context = context;

@@ -40,8 +40,8 @@ pub enum ShardEvent {
     ChangeWaits(DiskId),
     /// The journal of a cache can no longer be written.
     JournalLost(DiskId),
-    /// A discard of dirty data waits until the daemon has recorded it for the journal ring with this
-    /// number, because the journal cannot be written.
+    /// A discard of dirty data waits until the daemon has recorded the discard for the journal ring
+    /// with this number, because the journal cannot be written.
     DiscardUnrecorded(DiskId, u32),
     /// A copy of a cache's journal is not written any more.
     JournalCopyLost(DiskId),

@@ -1,8 +1,8 @@
 //! The FUSE connections of a shard's disks that are mounted as files.
 //!
-//! Each read of /dev/fuse returns one request and each write sends one reply. Both are
-//! non-blocking. The shard therefore uses plain system calls, and the I/O ring only polls for new
-//! requests.
+//! Each read of /dev/fuse returns one request and each write sends one reply. Reads and writes of
+//! /dev/fuse are non-blocking. The shard therefore uses plain system calls, and the I/O ring only
+//! polls for new requests.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;

@@ -40,8 +40,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// limit. The parent's cache can still answer hits in this time.
 const LATER_ANSWER_MAX: Duration = Duration::from_secs(1);
 
-/// Number of reads that a parent's disk has not answered in time, from which on only reads of cached
-/// data are sent to it. Each of these reads keeps a buffer.
+/// If a parent's disk has not answered this number of reads in time, hob sends only reads of cached
+/// data to it. Each of these reads keeps a buffer.
 const UNANSWERED_MAX: u32 = 16;
 
 /// Interval at which the shard wakes up to notice its own pauses while it serves clones,
@@ -78,8 +78,8 @@ pub(super) struct Parents {
     /// The parents whose files must be checked, each with the number of the latest check.
     unchecked: BTreeMap<DiskId, u64>,
     last_check: u64,
-    /// Number of connection changes of the backing of each clone and parent, as it was when the
-    /// parent was linked, or when a check was last required.
+    /// For each clone and parent, the number of connection changes of its backing when the parent
+    /// was linked, or when a check was last required.
     connections: BTreeMap<DiskId, u64>,
     /// Latest time at which the shard ran.
     ran_at: Instant,
