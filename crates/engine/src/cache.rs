@@ -138,7 +138,7 @@ impl Cache {
         Ok(gone)
     }
 
-    /// Applies settings that do not affect contents.
+    /// Changes settings of the cache that do not affect its contents.
     pub(crate) fn tune(&mut self, mode: Mode, destage: Destage, copies: Copies) {
         (self.config.mode, self.config.destage, self.config.copies) = (mode, destage, copies);
         self.set_places();
@@ -298,7 +298,7 @@ impl Cache {
         (self.seconds as u64) << self.segment_shift
     }
 
-    /// Returns the memory that grows with the cache, bytes.
+    /// Returns the memory use that depends on the size of the cache, bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.directory.bytes() + std::mem::size_of_val(self.segments.as_slice()) as u64
     }

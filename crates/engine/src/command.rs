@@ -72,7 +72,8 @@ pub struct Destage {
     /// Destaging stops when at most this share of the cache is dirty.
     pub stop_permille: u16,
     /// When at least this share of a cache with the layout unified is dirty, writes to uncached
-    /// blocks go to the backing. In a split cache, the size of the write buffer has this effect.
+    /// blocks go to the backing. In a split cache, the size of the write buffer sets this limit
+    /// instead.
     pub full_permille: u16,
     /// Maximum age of dirty data, milliseconds. With 0, only the shares above apply.
     pub dirty_age_ms_max: u64,
@@ -358,7 +359,7 @@ pub enum CacheChange {
     Vacate(Vacate),
     /// Stops a drain or a `Vacate` in progress, which ends with [`CommandError::Stopped`].
     StopDrain,
-    /// Discards dirty data, so that acknowledged writes are lost. The backing is not used.
+    /// Discards dirty data, so that acknowledged writes are lost. hob sends no I/O to the backing.
     DiscardDirty(Discard),
     /// The daemon has durably recorded that recovery must not use clean data of journal rings up to
     /// this number. From the loss of its journal until this command, a cache destages only data

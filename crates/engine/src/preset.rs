@@ -85,12 +85,13 @@ pub const COPIES: &[Word<Copies>] = &[
 /// (docs/decisions/0033-unverified-blocks.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// A recovered cache is compared if there is no evidence that the backing is unchanged.
+    /// A recovered cache is compared with its backing if there is no evidence that the backing is
+    /// unchanged.
     #[default]
     Auto,
-    /// A recovered cache is compared after each restart.
+    /// A recovered cache is compared with its backing after each restart.
     Always,
-    /// A recovered cache is never compared.
+    /// A recovered cache is never compared with its backing.
     Trust,
 }
 

@@ -140,7 +140,7 @@ impl Shares {
         self.used += amount;
     }
 
-    /// Records that `amount` taken for no disk is returned.
+    /// Records that `amount`, which was taken for no disk, is returned.
     pub fn give_back_unowned(&mut self, amount: u64) {
         self.used -= amount;
     }

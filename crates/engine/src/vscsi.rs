@@ -2,13 +2,13 @@
 //! and efficient disk I/O workload characterization in VMware ESX server", IISWC 2007). Each
 //! histogram has three versions: all reads and writes, reads only, and writes only.
 //!
-//! Each version ignores requests of other kinds. For example, in the version for reads, the seek
-//! distance counts from the previous read, and the number of outstanding requests counts only
-//! reads. Only valid reads and writes of a guest are counted; flushes, discards, zeroing and
-//! prefetches move no data for the guest. Recording a request takes constant time and allocates no
-//! memory. The recorded length and latency of a request are the same in each version. So for these
-//! two, the version of all requests is the sum of reads and writes, computed on demand. Units are
-//! those of [`Metric::unit`], and bounds are the largest values of their buckets.
+//! Each version of a histogram ignores requests of other kinds. For example, in the version for
+//! reads, the seek distance counts from the previous read, and the number of outstanding requests
+//! counts only reads. Only valid reads and writes of a guest are counted; flushes, discards,
+//! zeroing and prefetches move no data for the guest. Recording a request takes constant time and
+//! allocates no memory. The recorded length and latency of a request are the same in each version.
+//! So for these two, the version of all requests is the sum of reads and writes, computed on
+//! demand. Units are those of [`Metric::unit`], and bounds are the largest values of their buckets.
 
 use crate::io::{Op, Request};
 use crate::units::Instant;

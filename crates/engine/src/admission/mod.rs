@@ -18,7 +18,7 @@ use crate::units::{BlockNo, SECTOR_BYTES};
 use popularity::Recent;
 pub(crate) use streams::Streams;
 
-/// Maximum count of `nth-access`.
+/// Maximum number of accesses that the admission rule `nth-access` can require.
 pub const ACCESSES_MAX: u8 = 8;
 
 /// Settings of an admission rule. The default admits every block.
@@ -28,7 +28,7 @@ pub struct Admission {
     pub popularity: Popularity,
     /// Minimum length of a sequential run whose requests are not admitted, bytes.
     pub sequential_bytes_max: Option<u64>,
-    /// Every request is admitted until this percentage of the blocks (1 to 100) holds data.
+    /// Every request is admitted until this percentage of the cache's blocks (1 to 100) holds data.
     pub filling_percent: Option<u8>,
     /// True if a write to a block that is not in the cache is not admitted, even while the cache
     /// fills (no write allocation). A write to a cached block updates the cached data. The setting

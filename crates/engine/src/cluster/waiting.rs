@@ -83,7 +83,7 @@ struct Wait {
 }
 
 impl Wait {
-    /// Returns the newest revision of an event of the disk.
+    /// Returns the revision of the newest etcd event about the disk that this host has received.
     fn heard(&self) -> u64 {
         self.hold_gone.map_or(0, |(revision, _)| revision).max(self.title)
     }

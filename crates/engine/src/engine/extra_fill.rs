@@ -300,7 +300,8 @@ impl Engine {
         }
     }
 
-    /// Records that a job is about to wait for a range.
+    /// Records that a job is about to wait for a range, so that a late extra read of the range
+    /// makes way.
     pub(super) fn note_waiting_job(&mut self, range: Range) {
         for read in &mut self.extra_reads {
             read.is_awaited |= self.jobs[read.job].range.overlaps(&range);

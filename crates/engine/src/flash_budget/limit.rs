@@ -57,7 +57,7 @@ pub(crate) enum Verdict {
     Refused,
 }
 
-/// The limit of one cache during one request.
+/// The limit that the flash write budget sets for one cache during one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     credit: i64,
@@ -68,7 +68,7 @@ pub(crate) struct Limit {
     /// True if the block that was judged last will be charged to the pool's loan instead of the
     /// saved budget.
     is_on_loan: bool,
-    /// Copies of clean data since the limit was made.
+    /// Counts of clean data that was copied or refused since the limit was created.
     pub(crate) counts: Counts,
 }
 
@@ -94,7 +94,7 @@ impl Limit {
         self.credit >= (sectors * SECTOR_BYTES) as i64
     }
 
-    /// Returns the verdict about writing `sectors` sectors of this block, in all copies.
+    /// Decides whether `sectors` sectors of this block, in all copies, may be written.
     pub(crate) fn judge(
         &mut self,
         block: BlockNo,

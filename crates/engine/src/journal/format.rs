@@ -236,7 +236,7 @@ impl FrameState {
         }
     }
 
-    /// Resets to a frame without valid sectors.
+    /// Resets the state to that of a frame without valid sectors.
     pub(super) fn clear(&mut self, block: u32, second: bool) {
         self.block = block;
         self.second = second;

@@ -135,10 +135,12 @@ pub(crate) struct Writer {
     /// First and last page of the newest committed dump, or zeroes.
     named: (u64, u64),
     failed_segments: FailedSegments,
-    /// Entries of `failed_segments` that are removed after this number of changes is recorded.
+    /// Entries of `failed_segments` to remove, each with the number of changes that must be
+    /// recorded before.
     unnames: VecDeque<(u64, u32)>,
     zones: Zones,
-    /// Zones whose bypass marks are removed after this number of changes is recorded.
+    /// Zones whose bypass marks will be removed, each with the number of changes that must be
+    /// recorded before.
     unmarks: VecDeque<(u64, usize)>,
     closing: bool,
     /// The crash log; absent while recovery would not find this ring.
@@ -312,7 +314,7 @@ impl Writer {
         self.keep_from > 0
     }
 
-    /// Returns true if pages must be committed before another may be sealed.
+    /// Returns true if pages must be committed before another page may be sealed.
     pub(crate) fn must_wait(&self) -> bool {
         let uncommitted = self.sealed - self.committed;
         match (self.first_dump_done(), self.exists()) {
@@ -422,8 +424,9 @@ impl Writer {
         }
     }
 
-    /// Names a device that failed a flush in all later pages, by the ordinal of one of its data
-    /// segments. Returns false if the pages name [`FAILED_DEVICES_MAX`] other devices already.
+    /// Records in all later pages that a device failed a flush. The ordinal of one of its data
+    /// segments identifies the device. Returns false if the pages name [`FAILED_DEVICES_MAX`] other
+    /// devices already.
     pub(crate) fn name_failed(&mut self, segment: u32) -> bool {
         let entry = segment + 1;
         self.unnames.retain(|(_, unnamed)| *unnamed != entry);

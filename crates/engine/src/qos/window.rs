@@ -25,7 +25,7 @@ const EPOCH_NS: u64 = 250_000_000;
 const SEEN_MIN: u64 = 16;
 const EPOCH_NS_MAX: u64 = 1_000_000_000;
 
-/// Throttling ends after this time if no I/O had to wait and the latency was not above the
+/// Throttling ends when for this time no I/O had to wait and the latency was not above the
 /// threshold, nanoseconds.
 const CALM_NS: u64 = 4_000_000_000;
 

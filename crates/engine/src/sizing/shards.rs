@@ -90,9 +90,9 @@ pub struct Sampler<const SECTORS: usize> {
 }
 
 impl<const SECTORS: usize> Sampler<SECTORS> {
-    /// Samples this share of the blocks (0 < `rate` ≤ 1), for the curve of caches of up to
-    /// `blocks_max` blocks. Memory use grows with the number of accessed blocks, up to about `54 ×
-    /// rate × blocks_max` bytes.
+    /// Creates a sampler that samples this share of the blocks (0 < `rate` ≤ 1), for the curve of
+    /// caches of up to `blocks_max` blocks. Memory use grows with the number of accessed blocks, up
+    /// to about `54 × rate × blocks_max` bytes.
     ///
     /// # Panics
     /// Panics if `rate` is out of range.
@@ -103,9 +103,9 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         Self::new(threshold, threshold, 0, samples_max)
     }
 
-    /// Samples every block while there are at most `samples_max` samples (1 to [`SAMPLES_MAX`]).
-    /// After that, the sampler uses the highest rate that this number of samples permits. All
-    /// memory is allocated here.
+    /// Creates a sampler that samples every block while there are at most `samples_max` samples (1
+    /// to [`SAMPLES_MAX`]). After that, the sampler uses the highest rate that this number of
+    /// samples permits. All memory is allocated here.
     ///
     /// # Panics
     /// Panics if `samples_max` is out of range.
@@ -146,7 +146,8 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         }
     }
 
-    /// Selects other samples. The variation of curves under several seeds shows their error.
+    /// Selects other blocks as samples. The variation of curves under several seeds shows their
+    /// error.
     ///
     /// # Panics
     /// Panics if an access was recorded already.

@@ -136,7 +136,8 @@ calls! {
     /// Fails all requests of a disk that another host owns.
     order lose: Lose { id: DiskId };
 
-    /// Lets another disk of this shard serve the blocks of a clone's parent; `None` ends that.
+    /// Lets another disk of this shard serve reads of a clone's parent. With `None`, the clone's
+    /// own backing serves these reads again.
     order link_parent: LinkParent {
         id: DiskId,
         /// The parent's disk.
