@@ -159,7 +159,7 @@ impl Cache {
         self.directory.set_fill(fill);
     }
 
-    /// Replaces the empty index by a recovered one of the same size.
+    /// Replaces the empty index by a recovered index of the same size.
     pub(crate) fn restore(&mut self, index: crate::index::Index) {
         self.directory.restore(index);
         self.set_places();

@@ -27,7 +27,8 @@ pub(crate) struct Device {
     stalled: bool,
     /// Issue time of the I/O that last stalled the device.
     stalled_at: Instant,
-    /// Length of the longest recent pause, and the time of its end.
+    /// Length of the longest recent pause (from the issue of an overdue I/O to its completion), and
+    /// the time of the end of this pause.
     pause_ns: u64,
     pause_ended: Instant,
     /// I/Os in order of issue. A completed I/O stays in the list until it is the first one.

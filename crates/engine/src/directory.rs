@@ -594,7 +594,7 @@ impl Directory {
         CachedRuns { first, end, at: if by_frame { 0 } else { first }, by_frame }
     }
 
-    /// Replaces the empty index by a recovered one. The order of use is unknown.
+    /// Replaces the empty index by a recovered index. The order of use is unknown.
     pub(crate) fn restore(&mut self, index: Index) {
         assert!(index.frames() == self.index.frames() && index.block_shift() == self.block_shift);
         self.index = index;

@@ -2,7 +2,7 @@
 //!
 //! A quarter of the resource is guaranteed: each disk can always have an equal part of that
 //! quarter, whatever the other disks hold. The rest is allocated by demand. A disk's part of the
-//! rest may not exceed the unused amount of the rest, and the same applies to all disks of a
+//! rest must not exceed the unused amount of the rest, and the same applies to all disks of a
 //! datastore together. So a hung datastore keeps at most half of the amount that was free when it
 //! hung. A hung datastore never keeps the guaranteed part of a disk on another datastore. One busy
 //! disk among idle disks may use at least 3/8 of the resource, and a disk without other disks may

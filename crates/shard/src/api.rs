@@ -143,7 +143,7 @@ pub struct Gone {
     pub is_closing: bool,
 }
 
-/// Counters of a disk's dirty bitmaps, and the content of one of them.
+/// Counters of a disk's dirty bitmaps, and the content of one bitmap.
 #[derive(Debug, Default)]
 pub struct Noted {
     /// Counters of all bitmaps, in the order of their creation.

@@ -55,7 +55,7 @@ const INHERITED_MAX: u32 = 64;
 pub(super) const RESENDS_MAX: u8 = 3;
 
 /// Initial value of `writes`. This one write represents all changes that were made before the disk
-/// was added, which may not be durable either.
+/// was added. These changes are perhaps not durable either.
 const WRITES_BEFORE: u64 = 1;
 
 /// Durability of the data on one disk's backing, and the failures that were reported to guests.

@@ -127,7 +127,7 @@ impl Engine {
         })
     }
 
-    /// Starts the transfers that are needed now, and flushes the backing after completed ones.
+    /// Starts the transfers that are needed now, and flushes the backing after completed transfers.
     pub(super) fn pump_destage(&mut self, now: Instant, id: DiskId) {
         self.end_late_insisting(now, id);
         while !self.disk(id).holds

@@ -109,9 +109,9 @@ pub(super) struct Disk {
     pub(super) parts_in_flight: u32,
     pub(super) backed: Backed,
     pub(super) sync_order: SyncOrder,
-    /// Zones with a write to the backing in flight, or with written data that may not be durable on
-    /// the backing. The fields are the number of I/Os in flight, the value of `Backed::writes` at
-    /// the end of the zone's last I/O, and the time of that end.
+    /// Zones with a write to the backing in flight, or with written data that is perhaps not
+    /// durable on the backing. The fields are the number of I/Os in flight, the value of
+    /// `Backed::writes` at the end of the zone's last I/O, and the time of that end.
     pub(super) zones: BTreeMap<usize, (u32, u64, Instant)>,
     pub(super) zones_due: Option<Instant>,
     /// Memory of the crash log, if the daemon has given any.

@@ -24,8 +24,9 @@
 //! job then writes flash like an ordinary fill. A sector that is valid, or that the durable journal
 //! may record as dirty, is never overwritten.
 //!
-//! A job that cannot start immediately is dropped. A job is also dropped if the cache may not
-//! accept the data when it arrives from the backing. Errors of a job are not reported to guests.
+//! A job that cannot start immediately is dropped. A job is also dropped if the cache must not
+//! accept the data when the data arrives from the backing. Errors of a job are not reported to
+//! guests.
 
 use super::disk::Disk;
 use super::fill::sectors_of;

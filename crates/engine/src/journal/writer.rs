@@ -64,7 +64,7 @@ pub(crate) enum Change {
         sector: u8,
         sum: u32,
         dirty: bool,
-        /// True for the second copy.
+        /// True if the sector is in the second copy of its block.
         second: bool,
         /// Units that flash has of the sector.
         units: u8,

@@ -51,7 +51,7 @@ pub enum Record {
     Leaving(Session),
     /// The disk was handed over, or may have been, and this host never serves it again by itself.
     Away {
-        /// The session of the hand-over. The other host has the next generation.
+        /// The session of the hand-over. The other host owns the disk with the next generation.
         session: Session,
         /// True if the other host confirmed that it has the disk.
         taken: bool,

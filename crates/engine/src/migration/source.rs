@@ -360,8 +360,8 @@ impl Source {
         }
     }
 
-    /// Handles the answer to a call. `None` means that no answer arrived, and the call may or may
-    /// not have arrived.
+    /// Handles the answer to a call. `None` means that no answer arrived. It is then unknown
+    /// whether the call arrived.
     pub fn handle_answer(&mut self, now: Instant, ticket: Ticket, answer: Option<Answer>) {
         if self.under_way != Some(ticket) {
             return;

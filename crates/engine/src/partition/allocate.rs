@@ -40,7 +40,7 @@ pub struct Bidder {
 }
 
 impl Bidder {
-    /// Creates a bidder. `value` gives the value of each size, and never falls.
+    /// Creates a bidder. `value` returns the value of a size, and never decreases with the size.
     pub fn new(least: u64, most: u64, value: impl Fn(u64) -> f64) -> Bidder {
         Bidder { least, most, values: GRID.iter().map(|size| value(*size)).collect() }
     }
@@ -98,7 +98,8 @@ fn slope(a: (u64, f64), b: (u64, f64)) -> f64 {
 
 /// Returns a size for each bidder. The sum of the sizes is at most `capacity`, and capacity without
 /// value for any bidder stays free. If not even the smallest sizes fit, they are reduced in
-/// proportion, and the remainder goes to the highest values.
+/// proportion, and the remaining segments go one by one to the bidders whose smallest size has the
+/// highest value.
 pub fn allocate(capacity: u64, bidders: &[Bidder]) -> Vec<u64> {
     let least: u64 = bidders.iter().fold(0, |sum, bidder| sum.saturating_add(bidder.least));
     if least > capacity {

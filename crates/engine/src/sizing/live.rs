@@ -35,13 +35,13 @@ const fn sized<const SECTORS: usize>() -> u64 {
 pub struct Seen {
     /// Number of reads.
     pub reads: u64,
-    /// Total length of these reads, bytes.
+    /// Total length of all reads, bytes.
     pub read_bytes: u64,
-    /// Number of these reads that flash or memory served completely.
+    /// Number of reads that flash or memory served completely.
     pub read_hits: u64,
     /// Number of writes.
     pub writes: u64,
-    /// Total length of these writes, bytes.
+    /// Total length of all writes, bytes.
     pub write_bytes: u64,
 }
 

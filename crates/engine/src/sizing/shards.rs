@@ -146,8 +146,8 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         }
     }
 
-    /// Selects other blocks as samples. The variation of curves under several seeds shows their
-    /// error.
+    /// Selects other blocks as samples. The differences between the curves of several seeds show
+    /// the error of the curves.
     ///
     /// # Panics
     /// Panics if an access was recorded already.
@@ -273,9 +273,9 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     }
 
     /// Records another access to a sample. The sample's leverage is the square of its weight, so it
-    /// grows by `weight` times the sum of the weights before and after. Each part goes to the
-    /// bucket of the accesses that contributed the weight. For the accesses between the first and
-    /// the last access, the distance of the last access is assumed.
+    /// grows by `weight` times the sum of the weights before and after. Each part of this growth is
+    /// added to the bucket of the accesses that contributed the weight. For the accesses between
+    /// the first and the last access, the distance of the last access is assumed.
     fn access_again(&mut self, number: u32, sectors: Range<usize>, weight: f64) {
         let Sample { slot, .. } = *self.samples.get(number);
         let distance = f64::from(self.timeline.younger(slot) + 1);

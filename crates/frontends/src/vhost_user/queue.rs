@@ -174,7 +174,8 @@ impl Queue {
         self.used.store(2, self.next_used.to_le(), Ordering::Release);
     }
 
-    /// Returns true if the driver wants a notification of the answers since the last call.
+    /// Returns true if the driver wants a notification of the answers that were added since the
+    /// last call of this function.
     pub(super) fn wants_telling(&mut self) -> bool {
         if self.told_used == self.next_used {
             return false;

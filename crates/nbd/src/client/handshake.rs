@@ -55,7 +55,7 @@ pub struct Negotiated {
     pub block_size_max: u32,
     /// True if the server replies to READ in chunks.
     pub structured_replies: bool,
-    /// Id of the requested metadata context in BLOCK_STATUS replies; `None` if the client may not
+    /// Id of the requested metadata context in BLOCK_STATUS replies; `None` if the client must not
     /// send BLOCK_STATUS.
     pub meta_context_id: Option<u32>,
 }

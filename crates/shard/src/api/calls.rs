@@ -117,7 +117,8 @@ calls! {
         /// Size and other properties of the disk.
         config: DiskConfig,
         backing: Backing,
-        /// Records unflushed changes of a backing that loses them if the process is killed.
+        /// Mark that records unflushed changes of a backing which loses these changes if the
+        /// process is killed.
         mark: Option<UnflushedMark>,
     } -> ();
 

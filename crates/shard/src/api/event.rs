@@ -69,7 +69,7 @@ pub enum ShardEvent {
     ParentUnchecked {
         /// The parent's disk.
         parent: DiskId,
-        /// Number of the required check. Later ones have greater numbers.
+        /// Number of the required check. Later checks have greater numbers.
         check: u64,
     },
     /// The abandoned backing of a removed disk is closed: its last request has ended.

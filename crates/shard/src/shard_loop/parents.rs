@@ -154,7 +154,7 @@ impl Parents {
         self.check_at.into_iter().chain(beat).min()
     }
 
-    /// Records that the shard runs. Returns true if it was paused while it served clones.
+    /// Records that the shard runs. Returns true if the shard was paused while it served clones.
     fn ends_pause(&mut self, now: Instant) -> bool {
         let before = std::mem::replace(&mut self.ran_at, now);
         !self.links.is_empty() && now.0.saturating_sub(before.0) > PAUSE_MIN_NS
