@@ -128,7 +128,8 @@ pub enum Copies {
 }
 
 /// Settings of one cache. A change of `policy`, `admission`, `fill`, `mode`, `destage` or `copies`
-/// keeps the contents of the cache. A change of any other setting empties the cache.
+/// keeps the contents of the cache. A change of `block_bytes` or `layout` empties the cache.
+/// `segment_bytes` cannot change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
     /// Size of a cache block in bytes: a power of two from 4 KiB to 1 MiB, at most `segment_bytes`.

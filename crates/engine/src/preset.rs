@@ -398,7 +398,7 @@ pub fn preset(name: &str) -> Result<&'static Preset, UnknownWord> {
 }
 
 impl Preset {
-    /// Returns the preset's settings in the form of the engine.
+    /// Returns the preset's settings as the [`CacheConfig`] of the engine.
     pub fn config(&self, segment_bytes: u64) -> CacheConfig {
         CacheConfig {
             block_bytes: self.block_bytes,

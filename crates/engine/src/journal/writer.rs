@@ -31,7 +31,7 @@
 //! committed page *C* names the newest dump that was complete at the last commit before *C*. That
 //! commit is at most U pages before *C*. The next dump had not ended then, so the named dump began
 //! less than 2P pages before that commit. The page to be sealed next is at most U pages after *C*.
-//! So recovery never needs pages more than 2P + 2U back.
+//! So recovery never needs a page that was sealed more than 2P + 2U pages ago.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};

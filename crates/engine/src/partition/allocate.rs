@@ -58,8 +58,8 @@ impl Bidder {
         std::iter::once(from).chain(GRID[first..end].iter().copied()).chain(last)
     }
 
-    /// Returns the upper concave hull of the values of the sizes from `least` to `most`, but only
-    /// of sizes at most `spare` above `least`.
+    /// Returns the upper concave hull of the values of the sizes from `least` to `most`, but at
+    /// most to `least + spare`.
     fn hull(&self, spare: u64) -> Vec<(u64, f64)> {
         let mut hull: Vec<(u64, f64)> = Vec::new();
         for size in Self::sizes(self.least, self.most.min(self.least.saturating_add(spare))) {

@@ -73,8 +73,8 @@ pub enum Control {
 pub enum Late {
     /// A fixed threshold, nanoseconds.
     Above(u64),
-    /// The latency at the knee of the resource's throughput. Until the knee is known, this number
-    /// of nanoseconds.
+    /// The latency at the knee of the resource's throughput. Until the knee is known, the threshold
+    /// is this number of nanoseconds.
     PastKnee(u64),
 }
 

@@ -342,7 +342,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// The first option for a server with fixed newstyle negotiation.
+    /// Returns the option that the client sends first to a server with fixed newstyle negotiation.
     fn first_option(&self) -> u32 {
         match self.goal {
             Goal::List => opt::LIST,

@@ -94,7 +94,7 @@ macro_rules! calls {
 }
 
 calls! {
-    /// Answers, to show that the shard's loop runs.
+    /// Has no effect. The answer shows that the shard's loop runs.
     call ping: Ping {} -> ();
 
     /// Opens a flash device for the caches of this shard.
