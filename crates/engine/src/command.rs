@@ -462,7 +462,7 @@ impl DataSegment {
     }
 }
 
-/// Reason for the failure of a command, which changed nothing.
+/// Reason why a command failed. A failed command has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandError {
     /// The disk does not exist.

@@ -50,7 +50,7 @@ pub struct SimStats {
     /// Number of touched blocks whose touched part was completely valid, whether or not the request
     /// hit.
     pub read_block_hits: u64,
-    /// Number of read requests with some valid sectors.
+    /// Number of read requests that missed although some of their sectors were valid.
     pub partial_misses: u64,
     /// Number of read requests that missed and filled less than their whole range.
     pub not_admitted: u64,

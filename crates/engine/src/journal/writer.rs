@@ -522,7 +522,7 @@ impl Writer {
         sectors_of_block(self.of.disk_bytes, self.of.block_shift, block.0)
     }
 
-    /// Returns the zone of a byte of the disk.
+    /// Returns the number of the zone that contains the disk's byte at `offset`.
     pub(crate) fn zone_of(disk_bytes: u64, offset: u64) -> usize {
         debug_assert!(offset < disk_bytes);
         (offset >> zone_shift(disk_bytes)) as usize

@@ -94,7 +94,7 @@ impl Demand {
         Bidder { least, most, values: self.hits.iter().map(|hits| hits * weight).collect() }
     }
 
-    /// Returns the misses per second of a cache of this size.
+    /// Returns the misses per second of a cache of `segments` segments.
     pub(super) fn misses(&self, segments: u64) -> f64 {
         self.rate() * (1.0 - self.hit_ratio(segments))
     }

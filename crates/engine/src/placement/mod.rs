@@ -60,7 +60,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Returns the hit ratio of a cache of that size, from 0 to 1.
+    /// Returns the hit ratio of a cache of `cache_bytes` bytes, from 0 to 1.
     pub fn hit_ratio(&self, cache_bytes: u64) -> f64 {
         1.0 - self.curve.miss_ratio_at(cache_bytes / self.block_bytes.max(1))
     }

@@ -207,8 +207,8 @@ impl Window {
     }
 
     /// Returns the report about the use since the last report. The function `wanted_shares`
-    /// receives the length of that time in seconds and returns the demand. Returns `None` if the
-    /// last report was too short a time ago.
+    /// receives the length of that time in seconds and returns the demand. Returns `None` if less
+    /// than [`REPORT_SECONDS_MIN`] has passed since the last report.
     pub fn take_report(&mut self, now: Instant, wanted_shares: impl FnOnce(f64) -> f64) -> Option<Report> {
         let seconds = (now - self.since.began) as f64 / 1e9;
         if seconds < REPORT_SECONDS_MIN {

@@ -3,10 +3,10 @@
 //!
 //! Each block size has a [`Sampler`] of [`SAMPLES`] blocks that tracks the sectors of its samples,
 //! so that the curves count hits as the engine does. A read hits if all its sectors are valid. A
-//! miss makes exactly the read sectors valid. Sectors that are completely written become valid.
-//! Sectors that are partly written, discarded or zeroed become invalid or stay invalid. A read of
-//! several blocks counts once for each of them. Writes fill the cache, as in write-through and
-//! write-back.
+//! miss makes valid exactly the sectors that the request reads. Sectors that are completely written
+//! become valid. Sectors that are partly written, discarded or zeroed become invalid or stay
+//! invalid. A read of several blocks counts once for each of them. Writes fill the cache, as in
+//! write-through and write-back.
 //!
 //! Block sizes above 64 KiB are not sampled, because their sector maps would need too much memory.
 //! All memory, less than 1 MB, is allocated when the disk is added. The kernel provides a page of

@@ -21,7 +21,7 @@ use super::gate::{Gate, may_have_room, ungated};
 use super::recorders::Recorders;
 use crate::api::{FileAtRest, FileRights};
 
-/// Token kind of the polls of FUSE connections.
+/// Kind of the I/O ring's tokens that identify polls of FUSE connections.
 pub(super) const MESSAGE: u16 = Token::CALLER + 0x100;
 
 /// Maximum number of messages one FUSE connection handles before other connections are served.
