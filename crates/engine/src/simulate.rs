@@ -159,7 +159,7 @@ impl CacheSim {
         self.limit_writes();
     }
 
-    /// Returns the counts of flash writes that are charged to a budget.
+    /// Returns the counts of the flash writes that count against a budget.
     pub fn flash_counts(&self) -> Counts {
         self.counts
     }

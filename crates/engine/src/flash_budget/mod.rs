@@ -258,7 +258,7 @@ impl FlashBudget {
         members.iter().zip(before).map(allowance).collect()
     }
 
-    /// Returns the budget of the time since the last call, whole bytes.
+    /// Returns the budget that was earned since the last call, in whole bytes.
     fn earn(&mut self, now: Instant) -> i64 {
         let elapsed = now.nanos_since(self.at);
         self.at = self.at.max(now);
@@ -325,7 +325,7 @@ impl FlashBudget {
     }
 }
 
-/// Returns the budget of a day, which is also the most that can be saved.
+/// Returns the budget of a day, which is also the maximum that can be saved.
 fn day(settings: &Settings) -> i64 {
     settings.bytes_per_day.clamp(1, BYTES_PER_DAY_MAX) as i64
 }

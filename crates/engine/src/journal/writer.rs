@@ -16,7 +16,7 @@
 //!   frame.
 //! - Dirty data is destaged, and an *unproven* record (checksum unknown) is pushed, only when the
 //!   *set* record of the data is committed ([`Writer::is_committed`]). Otherwise a crash could
-//!   leave pages with a checksum that does not match flash any more. Or the backing could be newer
+//!   leave pages with a checksum that does not match flash any more, or the backing could be newer
 //!   than data that the journal records as clean. An *unproven* record `after_set` needs no commit,
 //!   because the sector was durably unproven before: if its *set* record is undone, the sector is
 //!   unproven again.

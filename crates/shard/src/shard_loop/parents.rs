@@ -41,7 +41,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 const LATER_ANSWER_MAX: Duration = Duration::from_secs(1);
 
 /// If a parent's disk has not answered this number of reads in time, hob sends only reads of cached
-/// data to it. Each of these reads keeps a buffer.
+/// data to this disk. Each of these reads keeps a buffer.
 const UNANSWERED_MAX: u32 = 16;
 
 /// Interval at which the shard wakes up to notice its own pauses while it serves clones,
