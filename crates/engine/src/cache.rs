@@ -52,8 +52,8 @@ pub(crate) struct Cache {
     pub(crate) segments: Vec<DataSegment>,
     directory: Directory,
     segment_shift: u32,
-    /// Numbers of segments for first copies, and of segments for second copies only. Segments that
-    /// are being vacated are not counted.
+    /// Number of segments for first copies (`firsts`), and number of segments for second copies
+    /// only (`seconds`). Segments that are being vacated are not counted.
     firsts: usize,
     seconds: usize,
     /// Segments that the cache will release soon, in ascending order.
@@ -138,7 +138,7 @@ impl Cache {
         Ok(gone)
     }
 
-    /// Applies settings that do not affect contents.
+    /// Changes settings of the cache that do not affect its contents.
     pub(crate) fn tune(&mut self, mode: Mode, destage: Destage, copies: Copies) {
         (self.config.mode, self.config.destage, self.config.copies) = (mode, destage, copies);
         self.set_places();
@@ -159,7 +159,7 @@ impl Cache {
         self.directory.set_fill(fill);
     }
 
-    /// Replaces the empty index by a recovered one of the same size.
+    /// Replaces the empty index by a recovered index of the same size.
     pub(crate) fn restore(&mut self, index: crate::index::Index) {
         self.directory.restore(index);
         self.set_places();
@@ -199,8 +199,8 @@ impl Cache {
         if self.leaving.len() == count { self.leaving.clone() } else { self.emptiest_segments(count) }
     }
 
-    /// Returns true if a sector in a segment that is being vacated is dirty and readable, so that
-    /// it must be moved. `lost` contains the unreadable sectors.
+    /// Returns true if a sector must be moved, because it is dirty and readable and its segment is
+    /// being vacated. `lost` contains the unreadable sectors.
     fn is_to_leave(&self, sector: u64, lost: &BTreeSet<u64>) -> bool {
         self.index.is_dirty(sector) && !lost.contains(&self.index.of_second(sector).unwrap_or(sector))
     }
@@ -298,13 +298,13 @@ impl Cache {
         (self.seconds as u64) << self.segment_shift
     }
 
-    /// Returns the memory that grows with the cache, bytes.
+    /// Returns the memory use that depends on the size of the cache, bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.directory.bytes() + std::mem::size_of_val(self.segments.as_slice()) as u64
     }
 
     /// Returns the contiguous range of flash that holds `count` cache sectors from `sector` on. The
-    /// range is shorter at the end of a segment.
+    /// range is shorter if the segment ends earlier.
     #[inline]
     pub(crate) fn extent(&self, sector: u64, count: u64) -> Extent {
         let segment = self.segments[(sector >> self.segment_shift) as usize].place;
@@ -334,9 +334,9 @@ impl Cache {
         order[..count].iter().map(|&i| self.segments[i]).collect()
     }
 
-    /// Returns this cache with other segments. A block with a copy on a segment that the cache
-    /// keeps retains its contents and its position in the replacement order. Other blocks are
-    /// dropped. Takes time proportional to the number of blocks.
+    /// Returns this cache with other segments. A block keeps its contents and its position in the
+    /// replacement order if one of its copies is in a segment that the cache keeps. All other
+    /// blocks are dropped. Takes time proportional to the number of blocks.
     pub(crate) fn relocated(
         &self,
         segments: Vec<DataSegment>,

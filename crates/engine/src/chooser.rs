@@ -1,27 +1,30 @@
 //! Chooses the policy and admission of a cache whose settings say `auto`.
 //!
 //! Each candidate, a combination of a policy and an admission, runs in a *miniature*: a simulated
-//! cache of at most [`MINIATURE_BLOCKS`] blocks beside the real one. Miniatures see a sample of the
-//! disk, which is smaller than the disk by the same factor as the miniature is smaller than the
-//! cache (Waldspurger, Saemundsson, Ahmad, Park: "Cache modeling and optimization using miniature
-//! simulations", USENIX ATC 2017). The unit of the sample is a region of 64 KiB, so that most
-//! requests are counted whole. A request of several blocks hits only if all its blocks hit.
+//! cache of at most [`MINIATURE_BLOCKS`] blocks beside the real one. A miniature gets only the
+//! requests to a sample of the disk. The sample is smaller than the disk by the same factor by
+//! which the miniature is smaller than the cache (Waldspurger, Saemundsson, Ahmad, Park: "Cache
+//! modeling and optimization using miniature simulations", USENIX ATC 2017). The unit of the sample
+//! is a region of 64 KiB, so that most requests are counted whole. A request of several blocks hits
+//! only if all its blocks hit.
 //!
-//! The candidates are compared several times while as many blocks are accessed as the cache holds.
-//! A change of the choice costs at most as many hits as the cache has blocks, because the cache
-//! still holds the blocks that the old choice kept. So a candidate replaces the choice only if its
-//! lead since the choice was made is at least its *price*: [`PRICE_PERCENT`] of the hits that the
-//! change can cost. A candidate that differs from the choice only in the treatment of writes holds
-//! mostly the same blocks, so its price is lower ([`WRITES_PRICE_PERCENT`];
+//! The *choice* is the candidate that the real cache uses now. In the time in which guests access
+//! as many blocks as the cache holds, the candidates are compared several times. A change of the
+//! choice costs at most as many hits as the cache has blocks, because the cache still holds the
+//! blocks that the old choice kept. So a candidate replaces the choice only if its lead (its
+//! additional hits) since the choice was made is at least its *price*: [`PRICE_PERCENT`] of the
+//! hits that the change can cost. A candidate that differs from the choice only in the treatment of
+//! writes holds mostly the same blocks, so its price is lower ([`WRITES_PRICE_PERCENT`];
 //! docs/decisions/0061-write-admission.md). After a sudden drop of the hit ratio ([`DROP_PPM`]) the
-//! contents are worth little, and the price is lower for a while ([`PRICE_AFTER_DROP_PERCENT`]). In
-//! addition, a candidate replaces the choice to reduce flash writes. Such a candidate writes less
-//! than [`WRITES_PERCENT`] of the sectors that the choice writes. Its hit ratio is at most one
+//! contents are worth little, and the price is lower for a while ([`PRICE_AFTER_DROP_PERCENT`]). A
+//! candidate can also replace the choice to reduce flash writes. For this it must write less than
+//! [`WRITES_PERCENT`] of the sectors that the choice writes, and its hit ratio must be at most one
 //! percentage point ([`EQUAL_PPM`]) below the highest hit ratio of all candidates.
 //!
 //! A flash write budget that is running out takes precedence over these rules: a candidate can be
-//! chosen only if the cache's part of the budget pays for its flash writes. Stricter candidates
-//! ([`BUDGET_CANDIDATES`]) then take part (docs/decisions/0050-flash-write-budget.md).
+//! chosen only if the cache's part of the budget covers its flash writes. With a budget, candidates
+//! with a stricter admission ([`BUDGET_CANDIDATES`]) are compared too
+//! (docs/decisions/0050-flash-write-budget.md).
 //!
 //! Memory use: at most 400 KiB for each cache, independent of its size; 600 KiB with a budget.
 
@@ -49,15 +52,16 @@ const REGION_SHIFT: u32 = 4;
 /// Number of comparisons of the candidates during as many block accesses as a miniature has blocks.
 const COMPARISONS: u64 = 8;
 /// At each comparison, the counts of a window lose 1/2ⁿ of their weight, where *n* is this
-/// constant. So a window covers accesses to about 16 times the cache's blocks.
+/// constant. So a window covers about 16 times as many block accesses as the cache has blocks.
 const WINDOW_SHIFT: u32 = 7;
 /// Minimum lead of a candidate (a policy and an admission) that replaces the choice, in hits, as a
 /// percentage of the number of reads whose data would fill the cache. With 50, the choice follows
 /// each phase of a loop, which cost 10 percentage points of the hit ratio on a real trace. With
 /// 150, the choice changes too late after a change of the workload.
 const PRICE_PERCENT: i64 = 100;
-/// Minimum lead of a candidate that differs from the choice only in the treatment of writes, in
-/// hits, as a percentage of the reads among as many accesses as fill the cache.
+/// Minimum lead, in hits, of a candidate that differs from the choice only in the treatment of
+/// writes. The value is a percentage of the number of reads in the time in which guests access as
+/// many sectors as the cache holds.
 const WRITES_PRICE_PERCENT: i64 = 25;
 /// Base-2 logarithm of the number of comparisons that the recent hit ratio covers. In this time,
 /// half as many blocks are accessed as the cache holds.
@@ -65,8 +69,9 @@ const RECENT_SHIFT: u32 = 2;
 /// Minimum drop of the choice's hit ratio that indicates a new phase of the workload, millionths:
 /// the ratio over the whole window minus the recent ratio.
 const DROP_PPM: i64 = 200_000;
-/// Minimum lead of a candidate after a drop by [`DROP_PPM`], as a percentage of the number of reads
-/// whose data would fill the cache, and the number of comparisons for which this minimum applies.
+/// Minimum lead of a candidate after a drop of the hit ratio by more than [`DROP_PPM`], as a
+/// percentage of the number of reads whose data would fill the cache. This minimum applies for
+/// `COMPARISONS_AFTER_DROP` comparisons.
 const PRICE_AFTER_DROP_PERCENT: i64 = 10;
 const COMPARISONS_AFTER_DROP: u64 = 2 * COMPARISONS;
 /// Absolute minimum of the lead, in hits, of a candidate that replaces the choice. A lead of a few
@@ -82,10 +87,11 @@ const EQUAL_PPM: i64 = 10_000;
 /// Maximum flash writes of a candidate that replaces the choice because it writes less, percent of
 /// the current flash writes.
 const WRITES_PERCENT: i64 = 80;
-/// Minimum number of comparisons before the choice changes because of fewer flash writes.
+/// Minimum number of comparisons since the last change of the choice before a candidate with fewer
+/// flash writes replaces the choice.
 const COMPARISONS_TO_SPARE: u64 = 4 * COMPARISONS;
-/// Caches with more frames keep their policy, because a new order of so many frames would stop the
-/// shard for too long.
+/// Maximum number of frames of a cache whose policy may change. To bring more frames into a new
+/// eviction order would stop the shard for too long.
 const FRAMES_MAX_TO_REORDER: u32 = 1 << 20;
 
 /// The candidates: `s3-fifo` with or without ghost admission, and with or without admission of
@@ -168,7 +174,7 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Results of a candidate, over accesses to about 16 times the cache's blocks.
+/// Results of a candidate, over about 16 times as many block accesses as the cache has blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Alternative {
     /// The candidate.
@@ -232,10 +238,10 @@ impl Window {
 struct Miniature {
     combination: Combination,
     cache: CacheSim,
-    /// Counts at the last comparison.
+    /// Counts of the simulated cache at the last comparison.
     seen: Window,
     window: Window,
-    /// Results of the last comparisons only.
+    /// Results of the most recent comparisons only ([`RECENT_SHIFT`]).
     recent: Window,
     /// Lead in hits over the current choice since the choice was made. A negative number is a lag,
     /// which [`BEHIND_PERCENT_MAX`] limits.
@@ -315,7 +321,7 @@ pub(crate) struct Chooser {
     comparisons: u64,
     /// True from a drop of the hit ratio until the ratio has recovered.
     has_dropped: bool,
-    /// Number of comparisons for which the price after a drop applies.
+    /// Number of further comparisons for which the price after a drop applies.
     comparisons_after_drop: u64,
     /// The cache's part of a flash write budget.
     budget: Option<ChoiceBudget>,
@@ -356,8 +362,8 @@ impl Chooser {
         })
     }
 
-    /// If this combination is a candidate, makes it the choice at the start instead of the first
-    /// candidate.
+    /// Makes this combination the first choice if it is a candidate. Otherwise the first candidate
+    /// stays the choice.
     pub(crate) fn start_with(&mut self, combination: Combination) {
         if let Some(at) = self.miniatures.iter().position(|mini| mini.combination == combination) {
             self.current = at;

@@ -58,7 +58,7 @@ pub enum DestageOrder {
     #[default]
     Elevator,
     /// In the order in which blocks became dirty. A block that was used after it became dirty
-    /// returns to the end of the queue. This order approximates least recently used.
+    /// returns to the end of the queue. This order approximates the order of least recent use.
     Coldest,
 }
 
@@ -72,7 +72,8 @@ pub struct Destage {
     /// Destaging stops when at most this share of the cache is dirty.
     pub stop_permille: u16,
     /// When at least this share of a cache with the layout unified is dirty, writes to uncached
-    /// blocks go to the backing. In a split cache, the size of the write buffer has this effect.
+    /// blocks go to the backing. In a split cache, the size of the write buffer sets this limit
+    /// instead.
     pub full_permille: u16,
     /// Maximum age of dirty data, milliseconds. With 0, only the shares above apply.
     pub dirty_age_ms_max: u64,
@@ -126,8 +127,9 @@ pub enum Copies {
     Peer,
 }
 
-/// Settings of one cache. The cache keeps its contents only if `policy`, `admission`, `fill`,
-/// `mode`, `destage` or `copies` change.
+/// Settings of one cache. A change of `policy`, `admission`, `fill`, `mode`, `destage` or `copies`
+/// keeps the contents of the cache. A change of `block_bytes` or `layout` empties the cache.
+/// `segment_bytes` cannot change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
     /// Size of a cache block in bytes: a power of two from 4 KiB to 1 MiB, at most `segment_bytes`.
@@ -358,7 +360,7 @@ pub enum CacheChange {
     Vacate(Vacate),
     /// Stops a drain or a `Vacate` in progress, which ends with [`CommandError::Stopped`].
     StopDrain,
-    /// Discards dirty data, so that acknowledged writes are lost. The backing is not used.
+    /// Discards dirty data, so that acknowledged writes are lost. hob sends no I/O to the backing.
     DiscardDirty(Discard),
     /// The daemon has durably recorded that recovery must not use clean data of journal rings up to
     /// this number. From the loss of its journal until this command, a cache destages only data
@@ -397,16 +399,16 @@ pub enum Vacate {
 
 /// Known facts about a cache that is being recovered. During recovery, hob sends reads outside of
 /// the `doubtful` regions directly to the backing. Changes wait until the recovered cache is in
-/// use, or `is_void` is true. When the recovered cache is enabled, hob drops its data of the ranges
-/// that changed during the recovery.
+/// use, or `is_void` is true. When the recovered cache is enabled, hob drops the cached data of the
+/// ranges that changed during the recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
     /// Regions for which flash may have data that the backing lacks. While there are such regions,
     /// all changes and flushes wait.
     pub doubtful: Regions,
     /// True if the cache's journal rings were durably invalidated, so that no later crash can
-    /// recover the cache from them. Requires that `doubtful` is empty: recovery must not use any
-    /// data of the journal, which was invalidated.
+    /// recover the cache from them. If true, `doubtful` must be empty, because recovery uses no
+    /// data of an invalidated journal.
     pub is_void: bool,
 }
 
@@ -453,13 +455,14 @@ impl CacheChange {
 }
 
 impl DataSegment {
-    /// Makes data segments for a volatile cache, which ignores ordinals, so that all are 0.
+    /// Makes data segments for a volatile cache. All ordinals are 0, because a volatile cache
+    /// ignores them.
     pub fn without_order(segments: Vec<Segment>) -> Vec<DataSegment> {
         segments.into_iter().map(|place| DataSegment { place, ordinal: 0, seconds_only: false }).collect()
     }
 }
 
-/// Reason for the failure of a command, which changed nothing.
+/// Reason why a command failed. A failed command has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandError {
     /// The disk does not exist.
@@ -472,7 +475,7 @@ pub enum CommandError {
     CacheExists,
     /// The disk is being removed.
     Removing,
-    /// The cache would have no segment left, or no segment is given.
+    /// The cache would have no segment left, or the command provides no segment.
     TooSmall,
     /// Dirty data would be lost. Drain or discard it first.
     Dirty,
@@ -554,10 +557,12 @@ pub enum Event {
         /// Total number of unreadable sectors of the disk.
         sectors: u64,
     },
-    /// The journal cannot be written any more. No data becomes dirty, and dirty data is destaged:
-    /// all of it only after [`CacheChange::LossRecorded`]. Changes and flushes wait until the
-    /// daemon provides a new journal. Otherwise the daemon drains the cache, records the end of the
-    /// cache and disables the cache. Changes and flushes that have waited for half a minute fail.
+    /// The journal cannot be written any more. No more data becomes dirty, and the engine destages
+    /// the dirty data. Until [`CacheChange::LossRecorded`], the engine destages only data that the
+    /// journal durably records as dirty. Changes and flushes wait until the daemon provides a new
+    /// journal. If the daemon cannot provide a new journal, it drains the cache, records the end of
+    /// the cache and disables the cache. Changes and flushes that have waited for half a minute
+    /// fail.
     JournalLost(DiskId),
     /// A discard of a disk's dirty data waits for [`CacheChange::DiscardRecorded`] with the number of
     /// this journal ring, because the lost journal still describes the data as dirty. Without the
@@ -577,9 +582,9 @@ pub enum Event {
         /// All bitmaps of the disk.
         bitmaps: Vec<Bitmap>,
     },
-    /// A change waits for a recovering cache, or for another host that will hand the disk over. If
-    /// the cache is recovering, no data is dirty, and the change can continue when the journal
-    /// rings are [invalidated](Expect::is_void). The event is sent at most once for each recovery
-    /// and each standby.
+    /// A change waits for a recovering cache, or for another host that will hand the disk over. For
+    /// a recovering cache, the engine sends the event only if no region may have dirty data. The
+    /// change can then continue as soon as the journal rings are [invalidated](Expect::is_void).
+    /// The event is sent at most once for each recovery and each standby.
     ChangeWaits(DiskId),
 }

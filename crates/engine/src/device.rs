@@ -1,4 +1,6 @@
-//! Health of flash devices: errors lead to a fence, overdue I/O to a stall.
+//! Health of flash devices. After too many errors the engine fences a device, which means that it
+//! stops using the device. While an I/O is overdue the device is stalled, and requests bypass the
+//! device.
 //!
 //! The time limit of a stall adapts to the device. A *pause* is the time from the issue of an
 //! overdue I/O to its completion. A pause of at most [`PAUSE_LIMITS_MAX`] times the configured
@@ -25,7 +27,8 @@ pub(crate) struct Device {
     stalled: bool,
     /// Issue time of the I/O that last stalled the device.
     stalled_at: Instant,
-    /// Length of the longest recent pause, and the time of its end.
+    /// Length of the longest recent pause (from the issue of an overdue I/O to its completion), and
+    /// the time of the end of this pause.
     pause_ns: u64,
     pause_ended: Instant,
     /// I/Os in order of issue. A completed I/O stays in the list until it is the first one.
@@ -125,7 +128,7 @@ impl Device {
         }
     }
 
-    /// Returns the time of the next check.
+    /// Returns the time of the next check for an overdue I/O.
     pub(crate) fn deadline(&self, health: &Health) -> Option<Instant> {
         let (.., at) = self.outstanding.front()?;
         (!self.stalled).then(|| *at + self.stall_ns(*at, health))

@@ -49,8 +49,8 @@ pub(crate) enum Refusal {
 pub(crate) struct Placed {
     /// Cache sector at which the span starts.
     pub(crate) sector: u64,
-    /// Number of evicted blocks with data. More than 1 block is evicted if the frames of the first
-    /// ones are only for second copies.
+    /// Number of evicted blocks with data. More than one block is evicted if the frames of the
+    /// first evicted blocks are reserved for second copies.
     pub(crate) evicted: u64,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct Directory {
     /// Frames whose blocks are evicted before all others. The policy does not know these blocks.
     first_to_evict: FirstToEvict,
     /// Blocks that read misses brought into the cache beside the blocks that guests read. The
-    /// policy does not know them either.
+    /// policy does not know these blocks.
     extra: Extra,
     /// Limit of the flash writes of the current request; `None` without a flash write budget.
     limit: Option<Limit>,
@@ -254,8 +254,8 @@ impl Directory {
         self.index.note_use(frame);
     }
 
-    /// Returns the state of the frames for a block outside of sequential runs. Blocks that are
-    /// evicted first count as free frames.
+    /// Returns the number of frames in use and whether a frame is free, as admission sees them for
+    /// a block outside of sequential runs. Frames of the blocks in `first_to_evict` count as free.
     #[inline]
     fn room(&self) -> Room {
         let Room { has_free, used } = self.index.room();
@@ -350,8 +350,8 @@ impl Directory {
         }
     }
 
-    /// Charges clean data that will be written to flash: all copies of the block that was last
-    /// brought into the cache.
+    /// Counts clean data that will be written to flash against the flash write budget: all copies
+    /// of the block that was last brought into the cache.
     #[inline]
     pub(crate) fn charge(&mut self, sectors: u64) {
         match &mut self.limit {
@@ -360,7 +360,7 @@ impl Directory {
         }
     }
 
-    /// Charges extra data that will be written to flash.
+    /// Counts extra data that will be written to flash against the flash write budget.
     #[inline]
     pub(crate) fn charge_extra(&mut self, sectors: u64) {
         match &mut self.limit {
@@ -369,14 +369,16 @@ impl Directory {
         }
     }
 
-    /// Returns the counts of charged and refused bytes since `set_limit`.
+    /// Returns the bytes that were counted against the flash write budget, and the bytes that the
+    /// budget refused, since `set_limit`.
     #[inline]
     pub(crate) fn charged(&self) -> Counts {
         let unlimited = Counts { clean: self.unlimited, ..Counts::default() };
         self.limit.as_ref().map_or(unlimited, |limit| limit.counts)
     }
 
-    /// Applies the limit to new data of a block that has a frame.
+    /// Applies the flash write budget to new data of a block that has a frame. Fails if the budget
+    /// refuses the data.
     #[inline]
     fn limit_update(&mut self, span: Span, sector: u64, effect: AdmissionEffect) -> Result<(), Refusal> {
         let Some(limit) = self.limit.as_mut().filter(|_| is_refusable(effect)) else { return Ok(()) };
@@ -391,7 +393,8 @@ impl Directory {
         Ok(())
     }
 
-    /// Returns the number of accesses that the limit requires of a block without a frame.
+    /// Returns the number of accesses that a block without a frame needs under the flash write
+    /// budget. Fails if the budget refuses the block.
     #[inline]
     fn limit_new(&mut self, span: Span, effect: AdmissionEffect) -> Result<u8, Refusal> {
         let sectors = self.sectors_of_new(span);
@@ -403,7 +406,8 @@ impl Directory {
         }
     }
 
-    /// Returns the number of sectors that a new block of this span writes, in all copies.
+    /// Returns the number of sectors that are written to flash if the block of this span gets a
+    /// frame, in all copies.
     fn sectors_of_new(&self, span: Span) -> u64 {
         span.count * self.limit.as_ref().map_or(1, |limit| limit.copies)
     }
@@ -559,7 +563,7 @@ impl Directory {
                 && self.policy.is_hot(self.nodes.node(frame))
     }
 
-    /// Ignores previous uses of this block.
+    /// Forgets the previous uses of this block, so that [`was_used`](Self::was_used) ignores them.
     pub(crate) fn forget_use(&mut self, block: BlockNo) {
         if let Some(frame) = self.index.find(block) {
             self.index.take_use(frame);
@@ -590,7 +594,7 @@ impl Directory {
         CachedRuns { first, end, at: if by_frame { 0 } else { first }, by_frame }
     }
 
-    /// Replaces the empty index by a recovered one. The order of use is unknown.
+    /// Replaces the empty index by a recovered index. The order of use is unknown.
     pub(crate) fn restore(&mut self, index: Index) {
         assert!(index.frames() == self.index.frames() && index.block_shift() == self.block_shift);
         self.index = index;
@@ -701,7 +705,8 @@ impl CachedRuns {
 
     fn next_frame(&mut self, index: &Index) -> Option<(u64, u64)> {
         let shift = index.sectors_in_block().trailing_zeros();
-        // The bitmap of valid sectors leads to the frames in use.
+        // Only frames with valid sectors are visited: the bitmap of valid sectors gives the next
+        // one.
         while let Some(valid) = index.next_valid(self.at << shift) {
             let (frame, block, _) = index.locate(valid);
             self.at = u64::from(frame.0) + 1;

@@ -12,8 +12,9 @@ use std::collections::VecDeque;
 /// caller's data of a flush that is held back.
 #[derive(Debug)]
 pub struct FlushOrder<K, T> {
-    /// A flush in flight has no data, and is queued when it begins. A success that is held back is
-    /// queued when the flush ends, and so behind all flushes for which it waits.
+    /// The entry of a flush in flight has no data (`None`), and is queued when the flush begins. A
+    /// success that is held back is queued when the flush ends, and so behind all flushes for which
+    /// it waits.
     queue: VecDeque<(K, Option<T>)>,
 }
 

@@ -160,9 +160,9 @@ impl Index {
         frames.into_iter().for_each(|frame| self.free.push_last(&mut self.block_of, frame));
     }
 
-    /// Moves blocks from another index with the same block size into this empty one. Each entry of
-    /// `moves` has a frame of the other index, its new frame in this index, and for a second copy
-    /// the new frame of the first copy. The new frames are in ascending order.
+    /// Moves blocks from another index with the same block size into this empty index. Each entry
+    /// of `moves` has a frame of the other index, its new frame in this index, and for a second
+    /// copy the new frame of the first copy. The new frames are in ascending order.
     pub(crate) fn adopt(
         &mut self,
         other: &Index,

@@ -77,7 +77,7 @@ impl Op {
 /// Rule for promoting a read's data into the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Promote {
-    /// The cache's settings decide.
+    /// The cache's settings decide whether the data is promoted.
     #[default]
     Usual,
     /// The read promotes nothing, for backups and scans that read everything once. Cached data

@@ -208,7 +208,7 @@ impl Memory {
         self.directory.index.sectors_valid() * SECTOR_BYTES
     }
 
-    /// Returns the memory use in addition to the memory area, bytes.
+    /// Returns the memory use of the memory tier without the memory area itself, bytes.
     pub(crate) fn index_bytes(&self) -> u64 {
         self.directory.bytes() + 2 * self.ahead.capacity() as u64
     }

@@ -13,10 +13,11 @@ pub enum Outcome {
     HitMemory,
     /// A read that memory served completely, with some data from read-ahead.
     HitPrefetched,
-    /// A read with only some data in flash. The backing served all of it, and the missing part was
-    /// written to flash.
+    /// A read with only some data in flash. The backing served the whole read, and the missing part
+    /// was written to flash.
     PartialMiss,
-    /// A read without data in flash. The backing served it, and the data was written to flash.
+    /// A read without data in flash. The backing served the read, and the data was written to
+    /// flash.
     MissFilled,
     /// A read that missed and was not filled, because too many fills are waiting for flash.
     MissFlashBusy,

@@ -85,12 +85,13 @@ pub const COPIES: &[Word<Copies>] = &[
 /// (docs/decisions/0033-unverified-blocks.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// A recovered cache is compared if there is no evidence that the backing is unchanged.
+    /// A recovered cache is compared with its backing if there is no evidence that the backing is
+    /// unchanged.
     #[default]
     Auto,
-    /// A recovered cache is compared after each restart.
+    /// A recovered cache is compared with its backing after each restart.
     Always,
-    /// A recovered cache is never compared.
+    /// A recovered cache is never compared with its backing.
     Trust,
 }
 
@@ -397,7 +398,7 @@ pub fn preset(name: &str) -> Result<&'static Preset, UnknownWord> {
 }
 
 impl Preset {
-    /// Returns the preset's settings in the form of the engine.
+    /// Returns the preset's settings as the [`CacheConfig`] of the engine.
     pub fn config(&self, segment_bytes: u64) -> CacheConfig {
         CacheConfig {
             block_bytes: self.block_bytes,

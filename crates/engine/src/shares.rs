@@ -2,10 +2,11 @@
 //!
 //! A quarter of the resource is guaranteed: each disk can always have an equal part of that
 //! quarter, whatever the other disks hold. The rest is allocated by demand. A disk's part of the
-//! rest may not exceed the unused amount of the rest, and the same applies to all disks of a
+//! rest must not exceed the unused amount of the rest, and the same applies to all disks of a
 //! datastore together. So a hung datastore keeps at most half of the amount that was free when it
-//! hung. It never keeps the guaranteed part of a disk on another datastore. One busy disk among
-//! idle disks may use at least 3/8 of the resource, and a disk without other disks may use 5/8.
+//! hung. A hung datastore never keeps the guaranteed part of a disk on another datastore. One busy
+//! disk among idle disks may use at least 3/8 of the resource, and a disk without other disks may
+//! use 5/8.
 //!
 //! The rule for the rest is the dynamic threshold with α = 1 (Choudhury and Hahne, "Dynamic Queue
 //! Length Thresholds for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking 6(2),
@@ -21,7 +22,7 @@ const GUARANTEED_SHARE: u64 = 4;
 pub struct Shares {
     total: u64,
     used: u64,
-    /// Guaranteed amount of each member.
+    /// Guaranteed amount of each disk.
     guaranteed: u64,
     /// Sum of the guaranteed amounts that disks do not use.
     reserved: u64,
@@ -139,7 +140,7 @@ impl Shares {
         self.used += amount;
     }
 
-    /// Records that `amount` taken for no disk is returned.
+    /// Records that `amount`, which was taken for no disk, is returned.
     pub fn give_back_unowned(&mut self, amount: u64) {
         self.used -= amount;
     }

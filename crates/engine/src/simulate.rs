@@ -44,12 +44,13 @@ pub struct SimStats {
     pub read_hits: u64,
     /// Bytes of the read requests that hit.
     pub read_hit_bytes: u64,
-    /// Sum over the read requests of the number of blocks that each touches.
+    /// Total number of blocks that read requests touch. A block counts once for each request that
+    /// touches it.
     pub read_blocks: u64,
     /// Number of touched blocks whose touched part was completely valid, whether or not the request
     /// hit.
     pub read_block_hits: u64,
-    /// Number of read requests with some valid sectors.
+    /// Number of read requests that missed although some of their sectors were valid.
     pub partial_misses: u64,
     /// Number of read requests that missed and filled less than their whole range.
     pub not_admitted: u64,
@@ -158,7 +159,7 @@ impl CacheSim {
         self.limit_writes();
     }
 
-    /// Returns the counts of flash writes that are charged to a budget.
+    /// Returns the counts of the flash writes that count against a budget.
     pub fn flash_counts(&self) -> Counts {
         self.counts
     }
@@ -358,8 +359,8 @@ impl CacheSim {
         }
     }
 
-    /// Returns the sectors (`first..end`) whose complete content is known after a write: the write
-    /// has all of it, or the cache has the rest.
+    /// Returns the sectors (`first..end`) whose complete content is known after a write: either the
+    /// write covers the whole sector, or the cache has the bytes that the write lacks.
     #[inline]
     fn merged_sectors(&mut self, offset: u64, len: u64) -> (u64, u64) {
         let (first, end) = (offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));
@@ -379,8 +380,8 @@ impl CacheSim {
         Outcome::BypassZeroing
     }
 
-    /// Records the cache sectors of the blocks of sectors `first..end`, in order, and counts the valid
-    /// ones.
+    /// Records the cache sectors of the blocks of sectors `first..end`, in order, and counts the
+    /// valid sectors.
     #[inline]
     fn look_up(&mut self, first: u64, end: u64) -> Found {
         self.found.clear();

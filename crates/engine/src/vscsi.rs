@@ -2,13 +2,13 @@
 //! and efficient disk I/O workload characterization in VMware ESX server", IISWC 2007). Each
 //! histogram has three versions: all reads and writes, reads only, and writes only.
 //!
-//! Each version ignores requests of other kinds. For example, in the version for reads, the seek
-//! distance counts from the previous read, and the number of outstanding requests counts only
-//! reads. Only valid reads and writes of a guest are counted; flushes, discards, zeroing and
-//! prefetches move no data for the guest. Recording a request takes constant time and allocates no
-//! memory. The recorded length and latency of a request are the same in each version. So for these
-//! two, the version of all requests is the sum of reads and writes, computed on demand. Units are
-//! those of [`Metric::unit`], and bounds are the largest values of their buckets.
+//! Each version of a histogram ignores requests of other kinds. For example, in the version for
+//! reads, the seek distance counts from the previous read, and the number of outstanding requests
+//! counts only reads. Only valid reads and writes of a guest are counted; flushes, discards,
+//! zeroing and prefetches move no data for the guest. Recording a request takes constant time and
+//! allocates no memory. The recorded length and latency of a request are the same in each version.
+//! So for these two, the version of all requests is the sum of reads and writes, computed on
+//! demand. Units are those of [`Metric::unit`], and bounds are the largest values of their buckets.
 
 use crate::io::{Op, Request};
 use crate::units::Instant;
@@ -38,18 +38,18 @@ const TIME: &[i64] = &[1, 10, 100, 500, 1000, 5000, 15_000, 30_000, 50_000, 100_
 pub enum Metric {
     /// Length of a request in bytes.
     Length,
-    /// Distance from the last sector of the previous request to the first sector of this one. The
-    /// distance is 1 if this request continues the previous one, and negative if it is at a lower
-    /// address.
+    /// Distance from the last sector of the previous request to the first sector of this request.
+    /// The distance is 1 if this request continues the previous one, and negative if it is at a
+    /// lower address.
     Seek,
     /// Distance from the last sector of the nearest of the [`NEAREST_OF`] previous requests to the
-    /// first sector of this one. Of two equally near requests, the later one counts.
+    /// first sector of this request. Of two equally near requests, the later one counts.
     SeekNearest,
     /// Number of unanswered requests when a request arrives.
     Outstanding,
     /// Time from a request to its answer, in microseconds, rounded up.
     Latency,
-    /// Time from the previous request to this one, in microseconds, rounded up.
+    /// Time from the previous request to this request, in microseconds, rounded up.
     Interarrival,
 }
 
@@ -278,8 +278,8 @@ impl Stream {
     }
 }
 
-/// Returns the distance from the nearest of these sectors to `first`. Among equally near ones, the
-/// one with the lower index counts.
+/// Returns the distance from the nearest of these sectors to `first`. Among equally near sectors,
+/// the one with the lower index counts.
 fn nearest(first: i64, last_sectors: &[i64; NEAREST_OF]) -> i64 {
     // Distance and index in one number: distances are below 2⁵⁵.
     let number =

@@ -19,7 +19,7 @@ const DISK_BYTES: u64 = 512 << 20;
 const CACHE_BYTES: u64 = 64 << 20;
 const BACKING_NS: u64 = 4_000_000;
 const FLASH_NS: u64 = 100_000;
-/// Time in which the guest sends its next request, ns.
+/// Time from the reply to a request until the guest sends its next request, nanoseconds.
 const GUEST_NS: u64 = 10_000;
 const REQUESTS: u64 = 10_000;
 

@@ -30,10 +30,10 @@ pub trait Payload {
     }
 }
 
-/// Allocates the buffer for a request of these bytes, and returns its size in whole sectors. Bytes
-/// beyond the disk's end must read as zeroes, so the last sector is zeroed. Zeroing it is safe: a
-/// read overwrites the sector, and a write ignores its unused part. Returns `None` while no buffer
-/// is free.
+/// Allocates the buffer for a request of `len` bytes at `offset`. Also returns the size of the
+/// buffer, which is a multiple of a sector, in bytes. Bytes beyond the disk's end must read as
+/// zeroes, so the last sector is zeroed. Zeroing it is safe: a read overwrites the sector, and a
+/// write ignores its unused part. Returns `None` while no buffer is free.
 #[inline]
 pub(crate) fn alloc_for(payload: &mut impl Payload, offset: u64, len: u64) -> Option<(BufferId, usize)> {
     let bytes = buffer_bytes(offset, len);
@@ -45,7 +45,7 @@ pub(crate) fn alloc_for(payload: &mut impl Payload, offset: u64, len: u64) -> Op
     Some((id, bytes as usize))
 }
 
-/// Returns the buffer size in bytes for a request of these bytes.
+/// Returns the buffer size in bytes for a request of `len` bytes at `offset`.
 #[inline]
 pub(crate) fn buffer_bytes(offset: u64, len: u64) -> u64 {
     sector_ceil(offset + len) - sector_floor(offset)

@@ -12,8 +12,8 @@
 //! Supported: fixed newstyle negotiation, simple and structured replies, block size constraints,
 //! and the metadata context `base:allocation`. The client can request another context instead. The
 //! server also supports other contexts that the export names. Client and server can negotiate TLS,
-//! and the caller encrypts. Not supported: oldstyle negotiation, extended headers, RESIZE. The
-//! reference is `doc/proto.md` of the NetworkBlockDevice project.
+//! and the caller does the encryption. Not supported: oldstyle negotiation, extended headers,
+//! RESIZE. The reference is `doc/proto.md` of the NetworkBlockDevice project.
 //!
 //! Every byte from the peer is untrusted. No input causes a panic or unbounded allocation, and
 //! input is checked before it is used in arithmetic. All lengths and offsets are in bytes; all

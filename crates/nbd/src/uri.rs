@@ -31,7 +31,7 @@ pub struct NbdUri {
     pub address: Address,
     /// Name of the export; empty for the default export.
     pub export: String,
-    /// How the connection is encrypted; `None` if it is not.
+    /// TLS settings of the connection; `None` for a connection without TLS.
     pub tls: Option<UriTls>,
 }
 

@@ -1,5 +1,5 @@
 //! The interface between the control thread and a shard's thread: calls to the shard, and events
-//! from it. A table has the calls ([`ShardCall`]).
+//! from it. The table in `calls.rs` defines the calls ([`ShardCall`]).
 //!
 //! A call is a value sent through a channel, followed by a wake-up. If the call has an answer, the
 //! shard sends it through the call's own one-shot channel. Changes have no time-out here: a change
@@ -35,9 +35,10 @@ use hob_storage::area::Area;
 use hob_storage::backing::{ChangeDetector, ChangeMark};
 pub use vhost_user::VhostUserCall;
 
-/// One of the connections that a listener may have at once; further clients wait in the kernel's
-/// queue. The shard and the TLS relay of a connection each have a clone of the permit, and may
-/// close their sides at different times. The permit is released when its last clone is dropped.
+/// Permit for one of the connections that a listener may have at the same time. Further clients
+/// wait in the kernel's queue. The shard and the TLS relay of a connection each have a clone of the
+/// permit, and may close their sides at different times. The permit is released when its last clone
+/// is dropped.
 pub type ConnectionPermit = Arc<OwnedSemaphorePermit>;
 
 /// The peer of a shard's socket.
@@ -128,7 +129,7 @@ pub struct Gone {
     pub is_closing: bool,
 }
 
-/// Counters of a disk's dirty bitmaps, and the content of one of them.
+/// Counters of a disk's dirty bitmaps, and the content of one bitmap.
 #[derive(Debug, Default)]
 pub struct Noted {
     /// Counters of all bitmaps, in the order of their creation.

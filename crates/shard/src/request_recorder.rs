@@ -73,7 +73,7 @@ pub struct Recorder {
     ring: Arc<RecordRing>,
     /// Local copy of the number of written records.
     written: u64,
-    /// Number of read records when the recorder last checked.
+    /// Number of records that the reader had read when the recorder last checked.
     read: u64,
     dropped: u64,
 }

@@ -18,7 +18,7 @@ use crate::units::{BlockNo, SECTOR_BYTES};
 use popularity::Recent;
 pub(crate) use streams::Streams;
 
-/// Maximum count of `nth-access`.
+/// Maximum number of accesses that the admission rule `nth-access` can require.
 pub const ACCESSES_MAX: u8 = 8;
 
 /// Settings of an admission rule. The default admits every block.
@@ -28,7 +28,7 @@ pub struct Admission {
     pub popularity: Popularity,
     /// Minimum length of a sequential run whose requests are not admitted, bytes.
     pub sequential_bytes_max: Option<u64>,
-    /// Every request is admitted until this percentage of the blocks (1 to 100) holds data.
+    /// Every request is admitted until this percentage of the cache's blocks (1 to 100) holds data.
     pub filling_percent: Option<u8>,
     /// True if a write to a block that is not in the cache is not admitted, even while the cache
     /// fills (no write allocation). A write to a cached block updates the cached data. The setting
@@ -46,10 +46,11 @@ pub enum Popularity {
     /// ZBS uses this rule too.
     WhileFree,
     /// The block must have been accessed this number of times (2 to [`ACCESSES_MAX`]), including
-    /// the current access. Only recent accesses count: an access is forgotten after half as many
-    /// later refusals as the cache has blocks.
+    /// the current access. Only recent accesses count: hob forgets an access after the admission
+    /// has refused half as many other blocks as the cache has.
     NthAccess(u8),
-    /// Miniature simulations choose the admission; see [`chooser`](crate::chooser).
+    /// hob compares admission rules in small simulations and uses the best one; see
+    /// [`chooser`](crate::chooser).
     Auto,
     /// The block must have been evicted or refused recently. While there are free frames, every
     /// block is admitted.
@@ -175,14 +176,14 @@ fn parse_bytes(text: &str) -> Option<u64> {
     (bytes >= SECTOR_BYTES).then_some(bytes)
 }
 
-/// The admission rule of one cache, with the accesses that the rule remembers.
+/// The admission rule of one cache, with the blocks that the rule remembers.
 #[derive(Debug)]
 pub(crate) struct Gate {
     popularity: Popularity,
     /// Recently refused blocks, and for `Ghost` also recently evicted ones.
     recent: Option<Recent>,
     sequential: Option<(u64, Streams)>,
-    /// Number of frames in use below which every request is admitted.
+    /// While fewer frames than this number are in use, every request is admitted.
     filled: u64,
     reads_only: bool,
     frames: u32,

@@ -8,7 +8,7 @@ struct Run {
     /// Number of the sector that follows the run's last sector.
     end: u64,
     sectors: u64,
-    /// Number of the request that last continued the run.
+    /// Sequence number of the request that last continued the run.
     used: u64,
 }
 

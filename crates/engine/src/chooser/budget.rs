@@ -1,32 +1,33 @@
-//! The chooser's part of a flash write budget: which candidates the cache can pay for.
+//! The chooser under a flash write budget: determines which candidates write so little that the
+//! cache's part of the budget covers their flash writes.
 
 use super::{BUDGET_CANDIDATES, CANDIDATES, Chooser, Combination, Miniature, WINDOW_SHIFT, Window};
 use crate::flash_budget::{Allowance, pressure};
 use crate::policy::PolicyKind;
 use crate::units::SECTOR_BYTES;
 
-/// Minimum number of comparisons before the chooser relies on the received budget, times the weight
-/// of a comparison.
+/// Minimum number of comparisons before the chooser relies on the received budget, in the
+/// fixed-point format of [`Window`].
 const COMPARISONS_MIN: i64 = super::COMPARISONS as i64 * Window::UNIT;
 
-/// Maximum number of candidates. If the choice is among policies instead of admissions, the number
-/// is smaller.
+/// Maximum number of candidates. If the settings fix the admission and only the policy is `auto`,
+/// there are fewer candidates.
 const CANDIDATES_MAX: usize = CANDIDATES.len() + BUDGET_CANDIDATES.len();
 
 /// Whether each candidate may be chosen, in the order of the miniatures.
 pub(super) type Affordable = [bool; CANDIDATES_MAX];
 
-/// The part of a budget that a cache received, with decaying weight like that of the miniatures'
-/// results.
+/// The part of a flash write budget that a cache received. Older amounts lose weight at the same
+/// rate as the results of the miniatures.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ChoiceBudget {
-    /// Bytes received since the last comparison.
+    /// Bytes of budget that the cache received since the last comparison.
     new: i64,
-    /// Weighted sum of received sectors.
+    /// Decaying sum of the received budget, sectors, in the fixed-point format of [`Window`].
     sectors: i64,
-    /// Weighted number of comparisons.
+    /// Decaying number of comparisons, in the fixed-point format of [`Window`].
     comparisons: i64,
-    /// True if the cache has saved less than half of the budget that it can save.
+    /// True if the cache's unused budget is less than half of the amount that the cache can save.
     pub(super) is_binding: bool,
 }
 

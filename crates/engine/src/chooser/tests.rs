@@ -50,7 +50,7 @@ fn moving(accesses: u64, width: u64) -> Vec<u64> {
     (0..accesses).map(|at| 1_000_000 + at / 4 + rng(width)).collect()
 }
 
-/// Returns a loop that is larger than the cache, over blocks that are not adjacent.
+/// Returns reads in a loop that is larger than the cache, over blocks that are not adjacent.
 fn looping(accesses: u64, length: u64) -> Vec<u64> {
     (0..accesses).map(|at| at % length * 37).collect()
 }
@@ -101,7 +101,7 @@ fn a_change_of_phase_is_followed() {
     assert!(100.0 * ratio > best - 5.0, "{} of {alone:?}", 100.0 * ratio);
 }
 
-/// Returns a block below `width`, low ones much more often.
+/// Returns a random block number below `width`. Low numbers are much more likely.
 fn skewed(rng: &mut impl FnMut(u64) -> u64, width: u64) -> u64 {
     rng(width) * rng(width) / width * rng(width) / width
 }
@@ -225,7 +225,8 @@ fn the_miniatures_are_small() {
     assert!(bytes(4 << 20) * 200 <= (4 << 20) * 24, "{}", bytes(4 << 20));
 }
 
-/// Plays blocks, one each second, with a budget of this many blocks a day.
+/// Reads `blocks` through a simulated cache, one each second, with a flash write budget of
+/// `per_day` blocks a day.
 fn played_with_budget(config: &SimConfig, blocks: &[u64], per_day: u64) -> CacheSim {
     use crate::flash_budget::{FlashBudget, Member, ROUND_NS, Settings};
     use crate::units::{DiskId, Instant};

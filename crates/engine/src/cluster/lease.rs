@@ -236,8 +236,8 @@ impl LeaseManager {
         }
     }
 
-    /// Abandons a lease that is about to expire before the host has become a member under this
-    /// lease.
+    /// Abandons a lease that is about to expire although the host has not become a member under
+    /// this lease yet.
     fn give_up_late(&mut self, now: Instant) {
         if let State::Granted(term) = self.state
             && !term.is_valid(now)

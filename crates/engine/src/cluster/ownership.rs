@@ -1,5 +1,6 @@
-//! The ownership of one disk, as one host sees it. Decides whether the host may take the disk, owns
-//! the disk, or has lost the disk, and creates the transactions for each change.
+//! The ownership of one disk, as one host sees it. This module decides whether the host may take
+//! the disk, owns the disk, or has lost the disk, and creates the etcd transactions that change the
+//! ownership.
 //!
 //! | ownership record | ownership lock | another member | the recorded member |
 //! |---|---|---|---|
@@ -22,11 +23,11 @@
 //! # Failover from a replica
 //! A member that has the replica of the dirty data takes the lock, and writes the record with
 //! unchanged content ([`Verdict::Adopt`]). While the member only reads the replica, the former
-//! owner's flash stays valid, and [`OwnershipState::leave_alone`] undoes the attempt. Before the
-//! first write to the backing, the record changes to the new owner
+//! owner's flash stays valid, and [`OwnershipState::leave_alone`] undoes the attempt. Before its
+//! first write to the backing, the member writes itself into the record as the new owner
 //! ([`OwnershipState::begin_adopting`]). When all data is durable on the backing,
-//! [`OwnershipState::end_adopting`] records the end of the failover. A member that was interrupted
-//! before this record starts the failover again.
+//! [`OwnershipState::end_adopting`] records the end of the failover. If the member is interrupted
+//! before that, it starts the failover again.
 
 use super::{
     ADOPTED_MAX, Change, Found, Is, Key, LeaseId, Member, OwnershipRecord, SecondCopy, Served, Txn, Value,
@@ -45,7 +46,8 @@ pub struct OwnershipSnapshot {
 /// A host's request for a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnershipRequest {
-    /// The generation stored with this host's data of the disk, if it ever had the disk.
+    /// The generation stored with this host's data of the disk; `None` if the host never had the
+    /// disk.
     pub known: Option<u64>,
     /// True if this host's flash may have dirty data of the disk, now or as soon as the host serves
     /// the disk.
@@ -90,7 +92,7 @@ pub struct Taking {
     pub lost_by: Option<Member>,
 }
 
-/// An attempt to take a disk by failover from its replica.
+/// An attempt to take a disk by failover from the replica in this host's flash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adopting {
     /// The transaction. If its conditions do not hold, read the keys again.
@@ -203,8 +205,8 @@ impl OwnershipState {
         verdict
     }
 
-    /// Records that the deletion of the lock was reported at `at`, at a later revision than the
-    /// record's revision.
+    /// Records that etcd reported the deletion of the ownership lock at the time `at`. The lock was
+    /// deleted at a later revision than the record's last change.
     ///
     /// If the record still has the revision `title_revision`, the lock has been absent since `at`,
     /// because a lock is always written together with the record, in one transaction. If the record
@@ -218,8 +220,8 @@ impl OwnershipState {
         }
     }
 
-    /// Returns the time at which the lock was first known to be absent, while the ownership record had
-    /// this revision. That is `now` at the first call for a revision.
+    /// Returns the time at which the lock was first known to be absent, while the ownership record
+    /// had this revision. At the first call for a revision, the result is `now`.
     fn note_absent(&mut self, now: Instant, revision: u64) -> Instant {
         match self.absent {
             Some((known, since)) if known == revision => since,
@@ -271,9 +273,9 @@ impl OwnershipState {
 
     /// Returns the transaction with which this host, as the owner, records that a replica has all
     /// dirty data, or that the disk has no replica. Record a replica only after it is complete.
-    /// Before the replica becomes incomplete, its absence must have been recorded successfully.
-    /// Like the transaction of [`OwnershipState::mark`], this transaction may still take effect
-    /// after an error.
+    /// Before the replica becomes incomplete, a transaction must have recorded that the disk has no
+    /// replica. Like the transaction of [`OwnershipState::mark`], this transaction may still take
+    /// effect after an error.
     pub fn say_copy(&self, lease: LeaseId, title: &Found<OwnershipRecord>, copy: Option<SecondCopy>) -> Txn {
         self.put(lease, title, OwnershipRecord { copy, ..title.value.clone() })
     }

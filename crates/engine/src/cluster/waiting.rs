@@ -63,7 +63,8 @@ pub enum Tried {
     Taken,
     /// Another host has the disk, or has data that this host needs.
     OtherOwner,
-    /// The disk can be taken at this time.
+    /// The disk can be taken from this time on, because the failed owner's writes have settled
+    /// then.
     Settles(Instant),
     /// The result of the attempt is unknown.
     Unknown,
@@ -82,7 +83,7 @@ struct Wait {
 }
 
 impl Wait {
-    /// Returns the newest revision of an event of the disk.
+    /// Returns the revision of the newest etcd event about the disk that this host has received.
     fn heard(&self) -> u64 {
         self.hold_gone.map_or(0, |(revision, _)| revision).max(self.title)
     }
@@ -99,8 +100,8 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Creates an empty schedule. `settle_ns` is the time for which other hosts wait until the
-    /// writes of a failed owner have reached the backing or are lost.
+    /// Creates an empty schedule. After an owner has failed, other hosts wait `settle_ns`, until
+    /// the owner's writes in flight have reached the backing or are lost.
     pub fn new(me: &Member, settle_ns: u64) -> Self {
         Waiting {
             seed: scatter(0, &me.id),
@@ -153,7 +154,7 @@ impl Waiting {
         }
     }
 
-    /// Handles a watch event of a disk; `revision` is that of the event.
+    /// Handles a watch event of a disk. `revision` is the event's revision in etcd.
     pub fn handle_news(&mut self, now: Instant, disk: &str, revision: u64, news: ClusterEvent) {
         let Some(wait) = self.disks.get_mut(disk) else { return };
         match news {
@@ -255,8 +256,8 @@ impl Waiting {
         self.due.insert((at, disk.to_owned()));
     }
 
-    /// Returns a delay of at most `of_ns` nanoseconds, which depends on the host, on the disk, and
-    /// on `once`.
+    /// Returns a delay of at most `of_ns` nanoseconds, which looks random: a hash of the host, the
+    /// disk and `once` (a number that differs for each attempt).
     fn part(&self, disk: &str, once: u64, of_ns: u64) -> u64 {
         ((u128::from(scatter(self.seed ^ once, disk)) * u128::from(of_ns)) >> 64) as u64
     }

@@ -40,7 +40,8 @@ const ADDED_MIN: u64 = 32;
 pub(super) struct Extra {
     fill: Fill,
     pub(super) frames: FirstToEvict,
-    /// Numbers of added blocks and of uses, with decaying weight.
+    /// Number of added extra blocks (`added`) and number of their uses (`uses`). Older counts lose
+    /// weight.
     added: u64,
     uses: u64,
     /// Number of blocks to add until `has_few_uses` is decided again.
@@ -58,7 +59,7 @@ impl Extra {
         }
     }
 
-    /// Takes over the counts of another cache, if that cache has the same setting.
+    /// Takes over the counts of another cache, if that cache has the same fill granularity.
     pub(super) fn follow(&mut self, other: &Extra) {
         if self.fill == other.fill {
             (self.added, self.uses, self.new_uses) = (other.added, other.uses, other.new_uses);
@@ -113,7 +114,8 @@ impl Extra {
 }
 
 impl Directory {
-    /// Handles the use of an extra block: it becomes an ordinary one if admission accepts it.
+    /// Handles the use of an extra block. If admission accepts the block, it becomes an ordinary
+    /// block.
     #[cold]
     pub(super) fn touch_extra(&mut self, frame: FrameNo, run: Run) {
         self.extra.note_use();
@@ -139,8 +141,8 @@ impl Directory {
         std::mem::take(&mut self.extra.new_uses)
     }
 
-    /// Counts the blocks of an extra read as added, although the read took too long. These blocks
-    /// do not enter the cache, so no guest can use them.
+    /// Counts the blocks of an extra read that took too long as added blocks. These blocks do not
+    /// enter the cache, so they lower the ratio of uses to added blocks.
     pub(crate) fn note_late_extra(&mut self, first: u64, end: u64) {
         let frames = self.index.frames();
         self.spans(first, end).for_each(|_| self.extra.note_added(frames));

@@ -3,7 +3,7 @@
 //!
 //! A policy keeps its order by frame. A block that moves to another frame keeps its place in the
 //! policy's order, because the two frames exchange their names in that order. Only a cache that
-//! gives segments back moves blocks; all others have no entries here.
+//! releases segments moves blocks. All other caches have no entries here.
 
 use std::collections::BTreeMap;
 

@@ -4,8 +4,8 @@
 //! read that fills flash. So guests' reads of the same data wait for the job, the job and changes
 //! wait for each other, and the destager skips the range. If flash has the whole window, the job
 //! reads flash. Otherwise the job reads the backing, and then replaces older data of the backing by
-//! dirty data from flash. The memory tier keeps no data that flash did not deliver correctly,
-//! because the guest's own read detects and repairs such data.
+//! dirty data from flash. If flash returns an error or wrong data, the job keeps nothing in the
+//! memory tier. The guest's own read later detects the same problem and repairs flash.
 
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending, tier};
@@ -19,8 +19,8 @@ use crate::units::{DiskId, Instant, SECTOR_BYTES};
 const TRANSFERS_MAX: u32 = 4;
 
 impl super::Disk {
-    /// Returns false while a cache is being recovered or changed. During that time, hob decides
-    /// only for requests of guests where their data is read.
+    /// Returns false while a cache is being recovered or changed. During that time, hob reads only
+    /// the data that guests request, because the source of the data may change at any moment.
     fn may_read_ahead(&self) -> bool {
         let is_stable = !self.holds && self.recovering.is_none() && self.removing.is_none();
         is_stable && self.memory_uses().keeps_reads

@@ -35,7 +35,7 @@ pub(super) const WAIT_NS_MAX: u64 = 30_000_000_000;
 pub(super) struct AwaitingJournal {
     /// Writes, discards and zeroings that have not begun.
     changes: Vec<u32>,
-    /// Requests whose I/O is done but may not be durable.
+    /// Requests whose I/O is done but perhaps not durable.
     unanswered: Vec<u32>,
 }
 

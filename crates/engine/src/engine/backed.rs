@@ -55,7 +55,7 @@ const INHERITED_MAX: u32 = 64;
 pub(super) const RESENDS_MAX: u8 = 3;
 
 /// Initial value of `writes`. This one write represents all changes that were made before the disk
-/// was added, which may not be durable either.
+/// was added. These changes are perhaps not durable either.
 const WRITES_BEFORE: u64 = 1;
 
 /// Durability of the data on one disk's backing, and the failures that were reported to guests.
@@ -337,8 +337,8 @@ impl Backed {
     }
 
     /// Returns true if the session began while other sessions, open or ended, had not received the
-    /// report of a failure. The session may belong to one of their guests, so it receives one
-    /// report.
+    /// report of a failure. The session may belong to a guest of one of these other sessions, so it
+    /// receives one report.
     fn may_inherit(&self, session: SessionId) -> bool {
         self.sessions.get(&session).is_some_and(|told| told.may_inherit)
     }

@@ -1,10 +1,10 @@
 //! Dirty bitmaps: the granules of a disk that changed since each bitmap was added or cleared.
 //!
-//! A change is recorded when it is answered, even if it failed, because it may have been done in
-//! part. So each acknowledged change is in every bitmap that was recording at that time. A change
-//! in flight while bitmaps are [rotated](BitmapChange::Rotate) is recorded in the new bitmap. The
-//! reader of the old bitmap may see all, part or nothing of that change. The whole disk counts as
-//! changed if its content changes in another way: acknowledged writes were discarded
+//! A change is recorded when it is answered. A failed change is recorded too, because it may have
+//! been done in part. So each acknowledged change is in every bitmap that was recording at that
+//! time. A change in flight while bitmaps are [rotated](BitmapChange::Rotate) is recorded in the
+//! new bitmap. The reader of the old bitmap may see all, part or nothing of that change. The whole
+//! disk counts as changed if its content changes in another way: acknowledged writes were discarded
 //! (`structure.rs`), another host had the disk (`ownership.rs`), or the daemon reports a change
 //! ([`BitmapChange::InsertAll`]).
 //!

@@ -26,7 +26,7 @@ use crate::admission::Streams;
 use crate::io::{Durability, IoError, Op, Request};
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
-/// If no bulk write has completed for this time, no further bulk writes are sent to the backing,
+/// Time without a completed bulk write after which no further bulk writes are sent to the backing,
 /// nanoseconds.
 const SILENCE_NS_MAX: u64 = 500_000_000;
 

@@ -32,7 +32,7 @@ impl CacheBudget {
     }
 
     /// Counts the copies of clean data of one request. `dropped` is the number of sectors that were
-    /// charged but are not written.
+    /// counted against the budget but are not written.
     pub(super) fn add(&mut self, charged: Counts, dropped: u64) {
         let clean = charged.clean.saturating_sub(dropped * SECTOR_BYTES);
         self.counts.clean += clean;

@@ -1,4 +1,5 @@
-//! Destaging: decides which dirty data is written to the backing, and when, and makes it clean.
+//! Destaging: decides which dirty data is written to the backing, and when, and marks this data as
+//! clean afterwards.
 //!
 //! Jobs transfer sectors (`jobs.rs`), then the backing is flushed, then the journal records the
 //! sectors as clean. Sectors that a guest writes again before this record stay dirty. An *epoch* is
@@ -22,8 +23,8 @@ use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
 /// data remains. A small cache has a lower limit.
 const UNFLUSHED_MAX: u64 = 8192;
 
-/// Time after which destaged data is flushed if no request waits for it, nanoseconds. A flush after
-/// each transfer would cost the backing more than the transfer itself.
+/// Time after which the backing is flushed for destaged data if no request waits for this flush,
+/// nanoseconds. A flush after each transfer would cost the backing more than the transfer itself.
 const FLUSH_NS_MAX: u64 = 1_000_000_000;
 
 /// Maximum number of concurrent transfers of one disk, in four situations: the guest also uses the
@@ -42,8 +43,9 @@ const REST_NS_MIN: u64 = 100_000_000;
 const REST_NS_MAX: u64 = 10_000_000_000;
 
 impl Cache {
-    /// Returns the number of sectors to which [`Cache::full_permille`] applies: all sectors for
-    /// first copies, or those for second copies if a peer has room for fewer second copies.
+    /// Returns the number of sectors to which [`Cache::full_permille`] applies: the sectors for
+    /// first copies. If second copies are on a peer and the peer has fewer sectors, the sectors for
+    /// second copies.
     fn sectors(&self) -> u64 {
         match self.config.copies {
             Copies::Peer if self.second_sectors() > 0 => {
@@ -125,7 +127,7 @@ impl Engine {
         })
     }
 
-    /// Starts the transfers that are needed now, and flushes the backing after completed ones.
+    /// Starts the transfers that are needed now, and flushes the backing after completed transfers.
     pub(super) fn pump_destage(&mut self, now: Instant, id: DiskId) {
         self.end_late_insisting(now, id);
         while !self.disk(id).holds

@@ -6,7 +6,7 @@
 //! the others stay whole.
 //!
 //! Each disk has a share of the buffer bytes ([`Shares`]). Transfers to a hung backing keep their
-//! parts, and the rest of the memory stays available to other disks.
+//! parts of buffers, and the rest of the memory stays available to other disks.
 
 use crate::io::BufferSlice;
 use crate::shares::Shares;

@@ -78,7 +78,7 @@ pub(super) struct Destager {
     pub(super) cursor: BlockNo,
     /// True while the destager reduces the amount of dirty data from its upper to its lower limit.
     pub(super) running: bool,
-    /// Sectors of the disk that were destaged and may not be durable on the backing.
+    /// Sectors of the disk that were destaged but are perhaps not durable on the backing.
     pub(super) written: BTreeSet<u64>,
     /// Destaged sectors that the flush in progress makes durable.
     pub(super) flushing: BTreeSet<u64>,
@@ -303,7 +303,7 @@ impl Destager {
         self.written.extend((first..end).filter(|sector| !overwritten.contains(sector)));
     }
 
-    /// Returns and forgets the sectors that were destaged and may not be durable.
+    /// Returns and forgets the sectors that were destaged but are perhaps not durable.
     pub(super) fn take_moved(&mut self) -> BTreeSet<u64> {
         let mut moved = std::mem::take(&mut self.written);
         moved.append(&mut self.flushing);
@@ -317,7 +317,7 @@ impl Destager {
         self.flushing = std::mem::take(&mut self.written);
     }
 
-    /// Returns true if a sector of the disk was destaged and may not be durable.
+    /// Returns true if a sector of the disk was destaged but is perhaps not durable.
     pub(super) fn is_moved(&self, sector: u64) -> bool {
         self.written.contains(&sector) || self.flushing.contains(&sector)
     }
@@ -409,8 +409,8 @@ impl Destager {
         self.is_idle() && self.todo.is_empty() && self.written.is_empty()
     }
 
-    /// Returns the next block to destage in segments that are being vacated, starting at the
-    /// cursor.
+    /// Returns the next block to destage in segments that are being vacated: the first such block
+    /// at or after `cursor`, or else the first one of the disk.
     pub(super) fn next_leaving(&self) -> Option<BlockNo> {
         let is_to_do = |block: &&BlockNo| self.todo.contains_key(block);
         let ahead = self.leaving.range(self.cursor..).find(is_to_do);
@@ -448,8 +448,8 @@ impl Destager {
         self.is_looking
     }
 
-    /// Returns the next block to destage at or after the cursor, or else the first such block of
-    /// the disk.
+    /// Returns the next block to destage up to epoch `newest`: the first such block at or after
+    /// `cursor`, or else the first one of the disk.
     fn elevator(&self, newest: u32) -> Option<BlockNo> {
         let may = |(_, todo): &(&BlockNo, &Todo)| todo.epoch <= newest;
         let ahead = self.todo.range(self.cursor..).find(may);

@@ -50,7 +50,7 @@ pub(super) struct Disk {
     pub(super) merger: Merger,
     /// Size of a full stripe of the backing, bytes; 0 if it is unknown.
     pub(super) stripe_bytes: u32,
-    /// True if the cache was lost with its last device.
+    /// True if the disk has no cache any more because the last device of its cache was fenced.
     pub(super) fenced: bool,
     /// True while an I/O on a device of the cache exceeds its time limit.
     pub(super) stalled: bool,
@@ -100,8 +100,8 @@ pub(super) struct Disk {
     pub(super) lost: BTreeSet<u64>,
     /// Number of guests' writes in flight to flash.
     pub(super) flash_writes: u32,
-    /// True if such a write may have only one copy, although the cache has a mode with two copies
-    /// since then.
+    /// True if a guest's write in flight to flash may create only one copy, because the write began
+    /// before the cache's setting changed to two copies.
     pub(super) has_old_single_writes: bool,
     /// Number of acknowledged discards that the backing does not have yet.
     pub(super) answered_discards: u32,
@@ -109,9 +109,9 @@ pub(super) struct Disk {
     pub(super) parts_in_flight: u32,
     pub(super) backed: Backed,
     pub(super) sync_order: SyncOrder,
-    /// Zones with a write to the backing in flight, or with written data that may not be durable
-    /// there. The fields are the number of I/Os in flight, the value of `Backed::writes` at the end
-    /// of the zone's last I/O, and the time of that end.
+    /// Zones with a write to the backing in flight, or with written data that is perhaps not
+    /// durable on the backing. The fields are the number of I/Os in flight, the value of
+    /// `Backed::writes` at the end of the zone's last I/O, and the time of that end.
     pub(super) zones: BTreeMap<usize, (u32, u64, Instant)>,
     pub(super) zones_due: Option<Instant>,
     /// Memory of the crash log, if the daemon has given any.

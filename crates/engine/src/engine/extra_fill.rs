@@ -24,8 +24,9 @@
 //! job then writes flash like an ordinary fill. A sector that is valid, or that the durable journal
 //! may record as dirty, is never overwritten.
 //!
-//! A job that cannot start immediately is dropped. A job is also dropped if the cache may not
-//! accept the data when it arrives from the backing. Errors of a job are not reported to guests.
+//! A job that cannot start immediately is dropped. A job is also dropped if the cache must not
+//! accept the data when the data arrives from the backing. Errors of a job are not reported to
+//! guests.
 
 use super::disk::Disk;
 use super::fill::sectors_of;
@@ -94,7 +95,7 @@ pub(super) struct ExtraRead {
     taken: Vec<(u64, u64, Run)>,
 }
 
-/// Decaying mean of the latencies with which a backing serves requests' reads.
+/// Mean latency of the backing reads that serve requests. Older reads lose weight.
 #[derive(Debug, Default)]
 pub(super) struct ReadTime {
     mean_ns: Option<u64>,
@@ -300,7 +301,8 @@ impl Engine {
         }
     }
 
-    /// Records that a job is about to wait for a range.
+    /// Records that a job is about to wait for a range, so that a late extra read of the range
+    /// makes way.
     pub(super) fn note_waiting_job(&mut self, range: Range) {
         for read in &mut self.extra_reads {
             read.is_awaited |= self.jobs[read.job].range.overlaps(&range);

@@ -54,9 +54,9 @@ impl Engine {
         }
     }
 
-    /// Handles the end of all flash writes of a request. The records of a sector's two copies are
-    /// made only now, next to each other. If the journal had the record of only one copy after a
-    /// crash, this copy might be the damaged one.
+    /// Handles the end of all flash writes of a request. The journal records of a sector's two
+    /// copies are made together, after both writes have ended. If the journal had the record of
+    /// only one copy after a crash, this copy might be the damaged one.
     fn record_written(&mut self, now: Instant, slot: u32) {
         let Active { request, failed, .. } = self.requests[slot];
         let mut written = std::mem::take(&mut self.requests[slot].written);
@@ -103,8 +103,8 @@ impl Engine {
         }
     }
 
-    /// Records that the sectors of a failed flash write that were not valid before have unknown
-    /// content now.
+    /// Records that sectors of a failed flash write have unknown content now, if they were not
+    /// valid before the write.
     fn record_lapsed(&mut self, now: Instant, disk: DiskId, sectors: std::ops::Range<u64>) {
         let (journal, index) = self.disk_mut(disk).journal_and_index().expect("changes wait for flash I/O");
         let void = sectors.filter(|sector| !index.is_valid(*sector));
@@ -112,8 +112,9 @@ impl Engine {
     }
 
     /// Forgets the checksums of incomplete sectors whose overwrite failed, because flash may have
-    /// the old or the new content. The bytes of the earlier units are the same in both. If an
-    /// earlier read found wrong content, the sector keeps its checksum and stays lost.
+    /// the old or the new content. The bytes of the units that flash had before the overwrite are
+    /// the same in both. If an earlier read found wrong content, the sector keeps its checksum and
+    /// stays lost.
     fn forget_part_sums(&mut self, disk: DiskId, sectors: std::ops::Range<u64>) {
         let disk = self.disk_mut(disk);
         let lost = std::mem::take(&mut disk.lost);

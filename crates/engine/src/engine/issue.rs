@@ -39,15 +39,15 @@ impl Engine {
         self.issue(now, Owner::Request(slot), request.disk, target, op, (offset, end - offset), slice, 0);
     }
 
-    /// Sends to flash one I/O of a request for each of `runs`.
+    /// Sends one I/O of a request to flash for each entry of `runs`.
     pub(super) fn issue_runs(&mut self, now: Instant, slot: u32, op: IoOp) {
         let active = &self.requests[slot];
         let (request, (buffer, _)) = (active.request, active.payload().expect("flash I/O moves payload"));
         self.issue_runs_of(now, Owner::Request(slot), request.disk, buffer, op);
     }
 
-    /// Sends to flash one I/O for each of `runs`. Buffer positions in `runs` are counted from the
-    /// start of the buffer `id`.
+    /// Sends one I/O to flash for each entry of `runs`. Buffer positions in `runs` are counted from
+    /// the start of the buffer `id`.
     pub(super) fn issue_runs_of(&mut self, now: Instant, owner: Owner, disk: DiskId, id: BufferId, op: IoOp) {
         let runs = std::mem::take(&mut self.runs);
         for FlashRun { extent, buffer_sector } in &runs {

@@ -100,7 +100,7 @@ impl JobKind {
     /// Returns true if a job of this kind transfers this dirty sector. `lost` are the sectors that
     /// flash failed to deliver before. The destager skips these sectors, so that their neighbours
     /// do not wait for ever. A job for a request tries to transfer these sectors again, and the
-    /// request fails if flash cannot deliver them again.
+    /// request fails if flash cannot deliver them this time either.
     pub(super) fn takes(self, lost: &BTreeSet<u64>, sector: u64) -> bool {
         self != JobKind::Destage || !lost.contains(&sector)
     }

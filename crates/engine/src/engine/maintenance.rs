@@ -76,7 +76,7 @@ impl Cache {
 }
 
 impl Engine {
-    /// Starts the maintenance of the next frame, if it is time.
+    /// Starts the maintenance of the next frame, if the time for it has come.
     pub(super) fn pump_maintenance(&mut self, now: Instant, id: DiskId) {
         let burst = self.limits.scrub_frames_per_s;
         let disk = self.disk_mut(id);

@@ -23,7 +23,8 @@ use crate::range_locks::Range;
 use crate::units::{DiskId, Instant, SECTOR_BYTES, sector_floor};
 
 /// No merged I/O crosses a multiple of this number of bytes. If the stripe size is known, the
-/// length of as many whole stripes as fit into this number counts instead, and at least one stripe.
+/// boundaries are instead multiples of the largest whole number of stripes that fits into this
+/// number of bytes (at least one stripe).
 const WINDOW_BYTES: u64 = 1 << 20;
 
 /// The writes of one disk in flight to the backing, and the writes that wait behind each of them. A

@@ -215,8 +215,8 @@ pub struct Engine {
     aheads: u32,
     /// Number of extra fills in progress.
     extra_fills: u32,
-    /// Extra fills that are reading the backing under their range lock, or whose data waiting reads
-    /// copy.
+    /// Extra fills that are reading the backing under their range lock, and extra fills whose data
+    /// is being copied to waiting reads.
     extra_reads: Vec<ExtraRead>,
     /// Content of the journal writes in flight.
     pages: BTreeMap<IoId, Vec<u8>>,
@@ -412,8 +412,8 @@ impl Engine {
     /// Returns true if the request has to wait for a free slot. The daemon's own requests have
     /// reserved slots, because guests' requests may depend on them. Requests that wait for a change
     /// of ownership may use only half of all slots, so that other disks have the rest. The first
-    /// waiting request of each disk is always accepted, so that the engine reports that the disk is
-    /// wanted.
+    /// waiting request of each disk is always accepted, so that the engine can report to the daemon
+    /// that a request for the disk waits.
     #[inline]
     fn is_full_for(&self, request: &Request) -> bool {
         let Limits { requests_max, .. } = self.limits;
@@ -584,7 +584,7 @@ impl Engine {
     }
 
     /// Returns true if a disk's backing has all acknowledged data. If the backing lacks some data,
-    /// its holes are not necessarily holes of the disk.
+    /// a hole of the backing is not necessarily a hole of the disk.
     pub fn backing_has_all(&self, disk: DiskId) -> bool {
         self.disks.get(disk.0 as usize).and_then(Option::as_ref).is_some_and(|disk| disk.backing_has_all())
     }

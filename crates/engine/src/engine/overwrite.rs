@@ -109,8 +109,8 @@ impl Journal {
         index.is_dirty(sector) && !index.is_unproven(sector) && self.is_committed(index, sector)
     }
 
-    /// Returns the number of copies of a dirty sector, or 0 if the durable journal does not have the
-    /// checksums of all of them.
+    /// Returns the number of copies of a dirty sector, or 0 if the durable journal does not have
+    /// the checksums of all copies.
     fn copies_with_durable_sums(&self, index: &Index, first: u64) -> u8 {
         let second = index.second_sector(first).filter(|second| index.is_held(*second));
         match second {
@@ -138,7 +138,7 @@ impl Journal {
     }
 
     /// Records the newest checksums of the sectors in `rewritten`. Call this function before each
-    /// commit, because a flush of a guest may need no other record. If two copies differ after a
+    /// commit, also if the commit has no other records to write. If two copies differ after a
     /// crash, only the copy with this checksum is correct. The sectors stay unproven, so the next
     /// overwrite needs no commit.
     ///

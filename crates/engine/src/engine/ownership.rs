@@ -47,7 +47,7 @@ impl Ownership {
         self.changed.is_some()
     }
 
-    /// Records a change that has its range lock.
+    /// Records the range of a change whose range lock was granted, if changes are watched.
     #[inline]
     pub(super) fn note_change(&mut self, first: u64, end: u64) {
         if let Some(changed) = &mut self.changed {

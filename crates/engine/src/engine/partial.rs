@@ -102,8 +102,8 @@ impl Active {
     }
 
     /// Records that a sector is merged. Returns the memory copies to make for the bytes that the
-    /// guest did not write. `from` returns the source of a byte of the sector. The source has only
-    /// the units in `units`.
+    /// guest did not write. `from` returns the source of the bytes from an offset in the sector on.
+    /// The source has only the 512-byte units in `units`.
     pub(super) fn merge_edge(
         &mut self,
         sector: Range,

@@ -387,8 +387,8 @@ impl Engine {
 }
 
 /// Returns true if a miss may start extra fills of data that the guest did not read. A retry of a
-/// read into guest memory may not do so, because hob does not know whether this read is part of a
-/// sequential run.
+/// read into guest memory must not start extra fills, because hob does not know whether this read
+/// is part of a sequential run.
 fn may_fill_more(request: &Request, outcome: Outcome) -> bool {
     let is_miss = matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss);
     is_miss && may_take_extra(request) && request.memory == PayloadMemory::Daemon

@@ -35,7 +35,8 @@ pub(super) struct RecoveringCache {
 }
 
 impl RecoveringCache {
-    /// Removes data from a recovered cache that changed on the backing during the recovery.
+    /// Removes from a recovered cache the data of ranges that requests changed on the backing
+    /// during the recovery.
     pub(super) fn forget_changed(&self, recovered: &mut Recovered) {
         if !self.changed.is_empty() {
             recovered.drop_regions(&self.changed);

@@ -102,8 +102,8 @@ impl Engine {
         }
     }
 
-    /// Informs the cache's admission and the memory tier of a new read or write. Returns what each
-    /// of them detected, such as a sequential run.
+    /// Informs the cache's admission and the memory tier of a new read or write. Returns what
+    /// admission and the memory tier detected, such as a sequential run.
     #[inline]
     fn observe(&mut self, request: &Request, range: Range) -> (Run, Seen) {
         let disk = self.disk_mut(request.disk);

@@ -1,10 +1,10 @@
 //! Shared parents: the cache of a parent's disk serves reads of its clones' backings
 //! (docs/decisions/0020-shared-parents.md).
 //!
-//! The storage layer determines which parts of a backing belong to its parent. It sends reads of
-//! these parts to the parent's disk, as separate requests. The clone does not promote the data of
-//! the parent's disk. So data that several clones share is on flash only once. If the parent's disk
-//! served only a part of a read, the clone promotes the rest.
+//! The storage layer determines which parts of a backing belong to its parent. The storage layer
+//! sends reads of these parts to the parent's disk, as separate requests. The clone does not
+//! promote the data of the parent's disk. So data that several clones share is on flash only once.
+//! If the parent's disk served only a part of a read, the clone promotes the rest.
 
 use super::jobs::JobKind;
 use super::{Active, Engine, Owner};

@@ -2,7 +2,7 @@
 //!
 //! The memory tier is read and changed only under the request's range lock. Memory forgets the
 //! sectors of a change when the change starts. When a write succeeds, its data is copied into the
-//! pages that memory already has. No request reads these sectors in between.
+//! pages that memory already has. While the change is in progress, no request reads these sectors.
 //! docs/decisions/0007-memory-tier.md has the reasons.
 
 use super::disk::Disk;

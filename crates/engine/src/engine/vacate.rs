@@ -116,7 +116,8 @@ impl Engine {
         }
     }
 
-    /// Handles the end of a flush of the backing. The data that the flush covered is clean.
+    /// Handles the end of a flush of the backing. The destaged data that the flush covered is clean
+    /// now.
     pub(super) fn vacating_flushed(&mut self, now: Instant, id: DiskId, is_durable: bool) {
         self.end_insisting(id);
         let disk = self.disk_mut(id);

@@ -1,9 +1,9 @@
 //! Zones of the disk and their bypass marks.
 //!
-//! The journal has a bypass mark for a zone from before a change of the zone bypasses the cache
-//! until this change is durable on the backing. After a crash, recovery uses no clean cached data
-//! of zones with a mark. Reads of these zones then get the backing's data, whether or not the
-//! backing lost a part of the changes (docs/decisions/0006-write-back.md).
+//! Before a change of a zone bypasses the cache, hob sets the zone's bypass mark in the journal.
+//! The mark stays until the change is durable on the backing. After a crash, recovery uses no clean
+//! cached data of zones with a mark. Reads of these zones then get the backing's data, whether or
+//! not the backing lost a part of the changes (docs/decisions/0006-write-back.md).
 
 use std::collections::BTreeSet;
 

@@ -11,11 +11,11 @@ const STEP_NS: u64 = DAY_NS / STEPS as u64;
 /// Flash writes of the last 24 hours. Times are nanoseconds since an origin that a restart keeps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// Number of the current step since the origin.
+    /// Number of the current step, counted from the origin of time.
     step: u64,
-    /// Bytes written in the current step and in those before, the current one first.
+    /// Bytes written in each step, starting with the current step and going back in time.
     written: Vec<u64>,
-    /// Time of the first entry.
+    /// Time at which the history began.
     began_ns: u64,
 }
 
@@ -34,8 +34,8 @@ impl History {
         History { step, written, began_ns }
     }
 
-    /// Returns the time of the first entry, the number of the current step, and the bytes of each
-    /// step, the current one first.
+    /// Returns the time at which the history began, the number of the current step, and the bytes
+    /// of each step, starting with the current step.
     pub fn parts(&self) -> (u64, u64, &[u64]) {
         (self.began_ns, self.step, &self.written)
     }

@@ -1,9 +1,10 @@
-//! The limit of one cache's flash writes: the less of the cache's budget is saved, the more copies
-//! of clean data are refused.
+//! The limit of one cache's flash writes: the less unused budget the cache has saved, the more
+//! copies of clean data are refused.
 //!
-//! The *pressure* is 0 while at least half of the budget that the cache can save is saved, and
-//! [`PRESSURE_MAX`] when nothing is saved. Between two steps, the hash of a block decides which
-//! step applies to the block, so that the number of refused blocks grows evenly with the pressure:
+//! The *pressure* is 0 while the cache has saved at least half of the budget that it can save, and
+//! [`PRESSURE_MAX`] when nothing is saved. Between two rows of the table, the hash of a block
+//! decides which row applies to the block, so that the number of refused blocks grows evenly with
+//! the pressure:
 //!
 //! | pressure, of 1024 | refused |
 //! |---|---|
@@ -56,7 +57,7 @@ pub(crate) enum Verdict {
     Refused,
 }
 
-/// The limit of one cache during one request.
+/// The limit that the flash write budget sets for one cache during one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     credit: i64,
@@ -67,7 +68,7 @@ pub(crate) struct Limit {
     /// True if the block that was judged last will be charged to the pool's loan instead of the
     /// saved budget.
     is_on_loan: bool,
-    /// Copies of clean data since the limit was made.
+    /// Counts of clean data that was copied or refused since the limit was created.
     pub(crate) counts: Counts,
 }
 
@@ -93,7 +94,7 @@ impl Limit {
         self.credit >= (sectors * SECTOR_BYTES) as i64
     }
 
-    /// Returns the verdict about writing `sectors` sectors of this block, in all copies.
+    /// Decides whether `sectors` sectors of this block, in all copies, may be written.
     pub(crate) fn judge(
         &mut self,
         block: BlockNo,
@@ -138,7 +139,8 @@ impl Limit {
         pressure < POPULARITY_FROM && position(block) >= (pressure << 16) / POPULARITY_FROM
     }
 
-    /// Charges clean data that is written: all copies of the block that was judged last.
+    /// Deducts clean data that is written from the saved budget or the loan: all copies of the
+    /// block that was judged last.
     pub(crate) fn charge(&mut self, sectors: u64) {
         let bytes = sectors * SECTOR_BYTES;
         self.counts.clean += bytes;
@@ -150,8 +152,8 @@ impl Limit {
         }
     }
 
-    /// Charges extra data that is written. The caller has decided to write it, and extra data is
-    /// never written on loan.
+    /// Deducts extra data that is written from the saved budget. Extra data is never written on
+    /// loan.
     pub(crate) fn charge_extra(&mut self, sectors: u64) {
         self.is_on_loan = false;
         self.charge(sectors);

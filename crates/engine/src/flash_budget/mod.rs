@@ -9,23 +9,24 @@
 //!   gets smaller ([`pressure`], [`limit`]).
 //!
 //! **Saved budget.** Unused budget is saved, up to the budget of one day. A new budget begins with
-//! half a day. A block of clean data is refused unless the saved budget covers all of its copies.
-//! Other flash writes are never refused, but are charged as well: dirty data, journals, second
-//! copies of dirty data, missing second copies that maintenance restores, and data from the cache
-//! of another host. These other writes can put an account into debt, by at most one day's budget.
+//! half a day's budget saved. A block of clean data is refused unless the saved budget covers all
+//! of its copies. Other flash writes are never refused, but are charged as well: dirty data,
+//! journals, second copies of dirty data, missing second copies that maintenance restores, and data
+//! from the cache of another host. These other writes can put an account into debt, by at most one
+//! day's budget.
 //!
 //! **Loan.** An empty cache may fill at once: data for free frames may be written on loan, in total
-//! as many bytes as the pool has. Budget that cannot be saved because a day's budget is saved
-//! already repays the loan.
+//! as many bytes as the pool has. When a full day's budget is saved, further unused budget repays
+//! the loan.
 //!
 //! So fills never raise the flash writes of `t` days above
 //! `budget × (t + 1) + size of the pool`.
 //!
-//! **Division.** The weight of a cache is its size times its shares. Each cache saves its part by
-//! weight. Budget that a cache cannot save goes to the other caches. Debts are paid first, but one
-//! part in [`GUARANTEED_PART`] of the earned budget always goes to all caches, so that the dirty
-//! data of one cache does not stop the fills of another
-//! (docs/decisions/0050-flash-write-budget.md).
+//! **Division.** The weight of a cache is its size times its shares. Each cache receives earned
+//! budget in proportion to its weight, and saves the part that it does not use. Budget that a cache
+//! cannot save goes to the other caches. Debts are paid first, but one part in [`GUARANTEED_PART`]
+//! of the earned budget always goes to all caches, so that the dirty data of one cache does not
+//! stop the fills of another (docs/decisions/0050-flash-write-budget.md).
 
 mod history;
 pub mod limit;
@@ -86,7 +87,7 @@ impl Counts {
 pub struct Allowance {
     /// Saved budget of the cache, bytes; negative for a debt.
     pub credit: i64,
-    /// Most budget that the cache can save, bytes.
+    /// Maximum amount of budget that the cache can save, bytes.
     pub credit_max: i64,
     /// Number of bytes that may be written on loan.
     pub loan: i64,
@@ -157,7 +158,8 @@ struct Account {
 pub struct FlashBudget {
     settings: Settings,
     at: Instant,
-    /// Part of the budget that is less than a byte: bytes a day times nanoseconds.
+    /// Earned budget of less than one byte, which is added at the next budget round, in bytes a day
+    /// times nanoseconds.
     remainder: u128,
     /// Budget or debt that belongs to no cache.
     common: i64,
@@ -256,7 +258,7 @@ impl FlashBudget {
         members.iter().zip(before).map(allowance).collect()
     }
 
-    /// Returns the budget of the time since the last call, whole bytes.
+    /// Returns the budget that was earned since the last call, in whole bytes.
     fn earn(&mut self, now: Instant) -> i64 {
         let elapsed = now.nanos_since(self.at);
         self.at = self.at.max(now);
@@ -323,7 +325,7 @@ impl FlashBudget {
     }
 }
 
-/// Returns the budget of a day, which is also the most that can be saved.
+/// Returns the budget of a day, which is also the maximum that can be saved.
 fn day(settings: &Settings) -> i64 {
     settings.bytes_per_day.clamp(1, BYTES_PER_DAY_MAX) as i64
 }

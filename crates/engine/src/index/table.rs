@@ -38,7 +38,8 @@ impl Bucket {
     }
 }
 
-/// The hash table of an index. The index knows the block of each frame.
+/// The hash table of an index. The table stores frame numbers, and the index stores the block of
+/// each frame.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     buckets: Vec<Bucket>,

@@ -62,10 +62,10 @@ impl Replay {
     }
 
     /// Drops sectors of the second copy that differ from the first. If the checksum of only one
-    /// copy of a dirty sector is known, it is used for both copies. One checksum for both copies is
-    /// correct, because scrubbing records the checksums one by one, and neither copy is overwritten
-    /// before both are unproven. If neither copy has a checksum, recovery chooses a copy by the
-    /// content of flash (`proof.rs`).
+    /// copy of a dirty sector is known, it is used for both copies. That checksum is correct for
+    /// both copies: scrubbing records the checksums of the copies one by one, and neither copy is
+    /// overwritten before the journal records both as unproven. If neither copy has a checksum,
+    /// recovery chooses a copy by the content of flash (`proof.rs`).
     fn agree(&mut self, block: BlockNo, first: FrameNo, second: FrameNo, proof: &Proof<'_>) {
         for i in 0..1 << self.plan.block_shift {
             let index = self.restoring.index();

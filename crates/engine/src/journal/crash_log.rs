@@ -12,8 +12,8 @@
 //! writes.
 //!
 //! # Layout
-//! The log has 256 KiB for records, then 16 KiB for pages. Each entry takes 32 bytes. Entry *n* is
-//! at position *n* modulo the number of entries. Integers are little-endian.
+//! The log has 256 KiB of entries for records, then 16 KiB of entries for pages. Each entry takes
+//! 32 bytes. Entry *n* is at position *n* modulo the number of entries. Integers are little-endian.
 //!
 //! | bytes | record | page |
 //! |---|---|---|
@@ -32,7 +32,7 @@ use super::format::{RECORD_BYTES, Record};
 /// Number of records in the log.
 const RECORDS: u64 = 8192;
 
-/// Number of pages in the log: more than can be sealed and not committed.
+/// Number of pages in the log. At any time, fewer pages than this are sealed and not committed.
 const PAGES: u64 = 512;
 
 const ENTRY_BYTES: usize = 32;
@@ -51,17 +51,18 @@ pub trait SurvivingMemory: std::fmt::Debug + Send {
     fn remove(&mut self) {}
 }
 
-/// Kind of an entry.
+/// Kind of an entry in the crash log.
 #[derive(Clone, Copy)]
 enum Entry {
     Record = 1,
     Page = 2,
 }
 
-/// Writer of a crash log. Its owner moves the entries to the memory.
+/// Writer of a crash log. The journal's writer moves the entries to the [`SurvivingMemory`].
 #[derive(Debug)]
 pub(super) struct CrashLog {
-    /// Checksum of cache and ring.
+    /// Checksum of the cache's id and the ring's number, with which the checksum of each entry
+    /// begins.
     seed: Crc,
     /// Number of the last change that was added, whether the log had room for it or not.
     handled: u64,

@@ -3,7 +3,7 @@
 //! Polynomial Using CRC32 Instruction" (Intel, 2011).
 //!
 //! Storage computes checksums of data with the CPU's instruction. The engine computes checksums of
-//! journal pages only, without `unsafe` or a dependency. Tables are fast enough for that.
+//! journal pages only, without `unsafe` or a dependency. Tables are fast enough for journal pages.
 
 const POLYNOMIAL: u32 = 0x82F6_3B78;
 

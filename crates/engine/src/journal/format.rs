@@ -112,7 +112,8 @@ pub(super) enum Kind {
     },
 }
 
-/// A change record. Frame numbers count through the segments by their ordinals.
+/// A change record. A frame number is the ordinal of the frame's segment times the number of frames
+/// per segment, plus the position in the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) kind: Kind,
@@ -235,7 +236,7 @@ impl FrameState {
         }
     }
 
-    /// Resets to a frame without valid sectors.
+    /// Resets the state to that of a frame without valid sectors.
     pub(super) fn clear(&mut self, block: u32, second: bool) {
         self.block = block;
         self.second = second;

@@ -202,7 +202,8 @@ mod tests {
         assert_eq!((chosen(0, 2), chosen(1, 2), chosen(1, 33)), (Some(2), Some(1), Some(33)));
     }
 
-    /// A power cut can leave clean data that flash does not have, but not dirty data.
+    /// A power cut can leave wrong checksums of clean sectors on a device without defects, but not
+    /// of dirty sectors.
     #[test]
     fn clean_sectors_count_less_than_dirty_ones() {
         let mut restoring = Restoring::new(8, 0);

@@ -21,11 +21,12 @@
 //! An *applied* record has the same effect as a record before the last known commit.
 //!
 //! The *part* records of a page list all sectors that were incomplete when the page was sealed.
-//! They apply to the frames that the same page dumps. All other changes of units are in *set*
-//! records.
+//! *Part* records apply to the frames that the same page dumps. All other changes of units are in
+//! *set* records.
 //!
-//! The older copy in the last row is in another frame, and the undone *set* record would have
-//! replaced it. The record in the last row shows that the backing has newer data than this copy.
+//! The older copy in the last row of the table is in another frame, and the undone *set* record
+//! would have replaced it. The record in the last row shows that the backing has newer data than
+//! this copy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -90,7 +91,7 @@ pub struct Replay {
     pub(super) restoring: Restoring,
     /// Sequence number of the next page.
     next: u64,
-    /// Number of frames that the dump describes, and the required minimum.
+    /// Number of frames that the dump has described so far. `dumped_min` is the required minimum.
     dumped: u64,
     dumped_min: u64,
     /// Records of the journal tail, with frame numbers as in memory.

@@ -99,7 +99,7 @@ pub struct Plan {
     pages: u64,
     /// Copy to read and checksum of each page from `begin` on.
     pub(super) chosen: Vec<(u8, u32)>,
-    /// Ordinals of all segments in dumps.
+    /// Ordinals of all data segments that dumps describe.
     pub(super) ordinals: Vec<u32>,
     cache: [u8; 16],
     /// Records after those of the last page, from the crash log.

@@ -16,7 +16,7 @@
 //!   frame.
 //! - Dirty data is destaged, and an *unproven* record (checksum unknown) is pushed, only when the
 //!   *set* record of the data is committed ([`Writer::is_committed`]). Otherwise a crash could
-//!   leave pages with a checksum that does not match flash any more. Or the backing could be newer
+//!   leave pages with a checksum that does not match flash any more, or the backing could be newer
 //!   than data that the journal records as clean. An *unproven* record `after_set` needs no commit,
 //!   because the sector was durably unproven before: if its *set* record is undone, the sector is
 //!   unproven again.
@@ -31,7 +31,7 @@
 //! committed page *C* names the newest dump that was complete at the last commit before *C*. That
 //! commit is at most U pages before *C*. The next dump had not ended then, so the named dump began
 //! less than 2P pages before that commit. The page to be sealed next is at most U pages after *C*.
-//! So recovery never needs pages more than 2P + 2U back.
+//! So recovery never needs a page that was sealed more than 2P + 2U pages ago.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -45,8 +45,9 @@ use super::{CHANGES_MAX, FAILED_DEVICES_MAX, ZONES};
 use crate::index::Index;
 use crate::units::{BlockNo, FrameNo};
 
-/// Maximum number of incomplete sectors that a page can list. The remaining records are for changes
-/// that must be in one page: the records of the two copies of a sector.
+/// Maximum number of incomplete sectors that a page can list. The remaining records of the page are
+/// reserved for changes that must be in the same page, such as the records of a sector's two
+/// copies.
 const PARTS_LISTED_MAX: usize = CHANGES_MAX - 4;
 
 /// Maximum number of sealed pages that are not committed, in any ring; small rings allow fewer.
@@ -63,7 +64,7 @@ pub(crate) enum Change {
         sector: u8,
         sum: u32,
         dirty: bool,
-        /// True for the second copy.
+        /// True if the sector is in the second copy of its block.
         second: bool,
         /// Units that flash has of the sector.
         units: u8,
@@ -134,10 +135,12 @@ pub(crate) struct Writer {
     /// First and last page of the newest committed dump, or zeroes.
     named: (u64, u64),
     failed_segments: FailedSegments,
-    /// Entries of `failed_segments` that are removed after this number of changes is recorded.
+    /// Entries of `failed_segments` to remove, each with the number of changes that must be
+    /// recorded before.
     unnames: VecDeque<(u64, u32)>,
     zones: Zones,
-    /// Zones whose bypass marks are removed after this number of changes is recorded.
+    /// Zones whose bypass marks will be removed, each with the number of changes that must be
+    /// recorded before.
     unmarks: VecDeque<(u64, usize)>,
     closing: bool,
     /// The crash log; absent while recovery would not find this ring.
@@ -311,7 +314,7 @@ impl Writer {
         self.keep_from > 0
     }
 
-    /// Returns true if pages must be committed before another may be sealed.
+    /// Returns true if pages must be committed before another page may be sealed.
     pub(crate) fn must_wait(&self) -> bool {
         let uncommitted = self.sealed - self.committed;
         match (self.first_dump_done(), self.exists()) {
@@ -421,8 +424,9 @@ impl Writer {
         }
     }
 
-    /// Names a device that failed a flush in all later pages, by the ordinal of one of its data
-    /// segments. Returns false if the pages name [`FAILED_DEVICES_MAX`] other devices already.
+    /// Records in all later pages that a device failed a flush. The ordinal of one of its data
+    /// segments identifies the device. Returns false if the pages name [`FAILED_DEVICES_MAX`] other
+    /// devices already.
     pub(crate) fn name_failed(&mut self, segment: u32) -> bool {
         let entry = segment + 1;
         self.unnames.retain(|(_, unnamed)| *unnamed != entry);
@@ -518,7 +522,7 @@ impl Writer {
         sectors_of_block(self.of.disk_bytes, self.of.block_shift, block.0)
     }
 
-    /// Returns the zone of a byte of the disk.
+    /// Returns the number of the zone that contains the disk's byte at `offset`.
     pub(crate) fn zone_of(disk_bytes: u64, offset: u64) -> usize {
         debug_assert!(offset < disk_bytes);
         (offset >> zone_shift(disk_bytes)) as usize

@@ -27,7 +27,7 @@ struct Run {
     /// Number of the sector that follows the run's last sector.
     end: u64,
     requests: u32,
-    /// Number of the request that last continued the run.
+    /// Sequence number of the request that last continued the run.
     used: u64,
     /// Sector up to which data was read ahead or is being read ahead.
     ahead: u64,

@@ -68,7 +68,7 @@ fn a_full_memory_evicts_and_large_requests_pass() {
     assert!(memory.holds(0, 2));
 }
 
-/// The read-ahead mark of an evicted page does not apply to the next content.
+/// The read-ahead mark of an evicted page does not apply to the data that replaces it.
 #[test]
 fn marks_leave_with_their_page() {
     let mut memory = memory(4, 4 << 10);

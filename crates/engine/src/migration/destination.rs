@@ -1,14 +1,15 @@
 //! The destination of a migration: prepares for the disk, invalidates cached ranges that change,
 //! and serves the disk after the hand-over.
 //!
-//! The destination records that it awaits an unknown disk before it answers the source. So after a
-//! restart the destination still awaits the disk, trusts no cached data, and answers the source's
-//! calls as before. Cached data of an awaited disk was read from the source since this state
-//! machine was created. Before the destination answers the call `changed`, it invalidates the
-//! ranges that the source changed after the destination had read them.
+//! When the source announces a disk that the destination does not know, the destination first
+//! records durably that it awaits the disk, and then answers. So after a restart the destination
+//! still awaits the disk, trusts no cached data, and answers the source's calls as before. All
+//! cached data of an awaited disk was read from the source after this state machine was created.
+//! Before the destination answers the call `changed`, it invalidates the ranges that the source
+//! changed after the destination had read them.
 //!
-//! The destination accepts the hand-over of a disk even after it stopped waiting for the disk in
-//! the same attempt. A source that has sent `yours` never serves the disk again.
+//! The destination accepts the hand-over of a disk even if it stopped waiting for the disk earlier
+//! in the same attempt. A source that has sent `yours` never serves the disk again.
 //!
 //! After any `handle_*`, call `poll_act` and `poll_answer` until they return nothing. At most one
 //! action other than `Forget` is in progress. Any number of `Forget` actions can be in progress,
@@ -145,9 +146,10 @@ impl Destination {
         self.held.map(|(_, at)| at)
     }
 
-    /// Returns true if all changes on this host since the hand-over are known, for a disk that will
-    /// be served next. An earlier process may have served the disk, and crashed before it recorded
-    /// its ownership. Then the former owner's flash may be older than the backing.
+    /// Returns true if this process has seen all changes of the disk on this host since the
+    /// hand-over. The caller asks before it serves the disk. An earlier process may have served the
+    /// disk, and crashed before it recorded its ownership. Then the former owner's flash may be
+    /// older than the backing.
     pub fn knows_changes(&self) -> bool {
         matches!((self.record, self.begun), (Some(Record::Awaiting(now)), Some(begun)) if now == begun)
     }

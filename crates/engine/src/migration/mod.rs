@@ -6,8 +6,8 @@
 //! reordered. A *session* is one attempt to hand the disk over. Each call names its session, and
 //! the destination refuses calls of earlier sessions. Both state machines request actions from
 //! their caller, the daemon ([`Source::poll_act`], [`Destination::poll_act`]), and get the results.
-//! Each host relies only on statements of the other host, and makes a statement only after the
-//! stated fact is durable.
+//! Each host relies only on facts that the other host has reported, and reports a fact only after
+//! it is durable.
 //!
 //! [`Puller`] selects the data that the destination reads from the source next. [`heat`] is the
 //! list of blocks, hottest first, that [`Puller`] starts with. [`RemainingRanges`] is the list of
@@ -27,8 +27,8 @@ pub use puller::{Pull, Pulled, Puller};
 pub use remaining_ranges::RemainingRanges;
 pub use source::{Order, Phase, Source, SourceAct, SourceOptions};
 
-/// One attempt to hand a disk over. A later attempt of the same owner compares greater. Every
-/// attempt of a later owner also compares greater.
+/// One attempt to hand a disk over. Sessions are ordered: a later attempt of the same owner is
+/// greater, and every attempt of a later owner is greater too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Session {
     /// Generation of the disk's owner, which grows by one with each hand-over.
@@ -51,7 +51,7 @@ pub enum Record {
     Leaving(Session),
     /// The disk was handed over, or may have been, and this host never serves it again by itself.
     Away {
-        /// The session of the hand-over. The other host has the next generation.
+        /// The session of the hand-over. The other host owns the disk with the next generation.
         session: Session,
         /// True if the other host confirmed that it has the disk.
         taken: bool,

@@ -48,7 +48,8 @@ pub struct SourceOptions {
     /// hand-over.
     pub on_demand: bool,
     /// Maximum time for which the guest's requests wait for an answer of the destination,
-    /// nanoseconds. Then the source thaws the disk.
+    /// nanoseconds. After this time the source ends the freeze, and the guest's requests continue
+    /// on the source.
     pub freeze_ns_max: u64,
     /// True if this host's cache stays readable for the destination after the hand-over, until the
     /// destination has pulled all data that it needs.
@@ -359,8 +360,8 @@ impl Source {
         }
     }
 
-    /// Handles the answer to a call. `None` means that no answer arrived, and the call may or may
-    /// not have arrived.
+    /// Handles the answer to a call. `None` means that no answer arrived. It is then unknown
+    /// whether the call arrived.
     pub fn handle_answer(&mut self, now: Instant, ticket: Ticket, answer: Option<Answer>) {
         if self.under_way != Some(ticket) {
             return;

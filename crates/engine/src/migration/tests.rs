@@ -256,7 +256,8 @@ fn an_owner_that_restarted_pulls_nothing_from_whom_had_it() {
     assert_eq!(destination.poll_answer(), Some((Ticket(1), Ok(View { done: true, ..View::default() }))));
 }
 
-/// The source never serves a disk again after `yours`, so without this rule no host would own it.
+/// A destination that no longer waits for a disk still takes it when the call `yours` arrives. The
+/// source never serves the disk again after `yours`, so otherwise no host would own the disk.
 #[test]
 fn a_disk_that_was_given_up_and_comes_nevertheless_is_taken() {
     let mut destination = ready();
@@ -315,7 +316,8 @@ fn a_call_that_takes_the_disk_back_waits_for_the_record_in_progress() {
     assert_eq!(destination.awaits(), None);
 }
 
-/// The failed write of a record may have taken effect, so the record may await the later session.
+/// A record whose write failed may be stored nevertheless. So the stored record may say that the
+/// host awaits the later session.
 #[test]
 fn a_disk_that_is_gone_is_so_in_the_latest_session() {
     let mut destination = ready();
@@ -361,8 +363,9 @@ fn a_disk_of_which_it_may_be_on_record_that_it_is_gone_is_recorded_as_awaited_fi
     done(&mut destination, DestinationAct::Prepare);
 }
 
-/// Without this answer, a source whose earlier call got no answer, or that restarted, would repeat
-/// its call for ever.
+/// A destination that has taken the disk and handed it on answers with the later generation.
+/// Otherwise a source whose earlier call got no answer, or that restarted, would repeat its call
+/// for ever.
 #[test]
 fn a_source_learns_that_its_disk_was_taken_and_handed_on() {
     let past = Session { generation: 5, attempt: 2 };

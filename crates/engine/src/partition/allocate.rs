@@ -40,7 +40,7 @@ pub struct Bidder {
 }
 
 impl Bidder {
-    /// Creates a bidder. `value` gives the value of each size, and never falls.
+    /// Creates a bidder. `value` returns the value of a size, and never decreases with the size.
     pub fn new(least: u64, most: u64, value: impl Fn(u64) -> f64) -> Bidder {
         Bidder { least, most, values: GRID.iter().map(|size| value(*size)).collect() }
     }
@@ -58,8 +58,8 @@ impl Bidder {
         std::iter::once(from).chain(GRID[first..end].iter().copied()).chain(last)
     }
 
-    /// Returns the upper concave hull of the values of the sizes from `least` to `most`, but only
-    /// of sizes at most `spare` above `least`.
+    /// Returns the upper concave hull of the values of the sizes from `least` to `most`, but at
+    /// most to `least + spare`.
     fn hull(&self, spare: u64) -> Vec<(u64, f64)> {
         let mut hull: Vec<(u64, f64)> = Vec::new();
         for size in Self::sizes(self.least, self.most.min(self.least.saturating_add(spare))) {
@@ -98,7 +98,8 @@ fn slope(a: (u64, f64), b: (u64, f64)) -> f64 {
 
 /// Returns a size for each bidder. The sum of the sizes is at most `capacity`, and capacity without
 /// value for any bidder stays free. If not even the smallest sizes fit, they are reduced in
-/// proportion, and the remainder goes to the highest values.
+/// proportion, and the remaining segments go one by one to the bidders whose smallest size has the
+/// highest value.
 pub fn allocate(capacity: u64, bidders: &[Bidder]) -> Vec<u64> {
     let least: u64 = bidders.iter().fold(0, |sum, bidder| sum.saturating_add(bidder.least));
     if least > capacity {

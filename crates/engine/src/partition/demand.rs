@@ -9,14 +9,14 @@
 use super::allocate::{Bidder, GRID, interpolate};
 use super::{CHANGE_MIN_PART, Member, Status};
 
-/// Half-life of earlier reads in a disk's present rate of reads, nanoseconds.
+/// Time after which a read has half of its weight in a disk's present rate of reads, nanoseconds.
 const RATE_HALF_NS: f64 = 10e9;
-/// Half-life of earlier reads in a disk's usual rate of reads, nanoseconds.
+/// Time after which a read has half of its weight in a disk's usual rate of reads, nanoseconds.
 const USUAL_HALF_NS: f64 = 600e9;
 /// Lower limit of a disk's rate, as a part of its usual rate.
 const USUAL_PART: f64 = 0.25;
-/// Half-life of earlier accesses in a disk's curve, nanoseconds. The time between two
-/// repartitionings does not count if the disk was idle.
+/// Time after which an access has half of its weight in a disk's curve, nanoseconds. The time
+/// between two repartitionings does not count if the disk was idle.
 const CURVE_HALF_NS: f64 = 300e9;
 /// Number of recent accesses up to which the weight of earlier accesses is not reduced.
 const ACCESSES_MIN: f64 = 4096.0;
@@ -32,7 +32,8 @@ pub(super) struct Demand {
     /// Present and usual rate of reads per second.
     present_rate: f64,
     usual_rate: f64,
-    /// Number of recent accesses, and their hits at each grid point.
+    /// Number of recent accesses (`accesses`), and for each grid point the number of hits among
+    /// them (`hits`).
     accesses: f64,
     hits: Vec<f64>,
 }
@@ -93,7 +94,7 @@ impl Demand {
         Bidder { least, most, values: self.hits.iter().map(|hits| hits * weight).collect() }
     }
 
-    /// Returns the misses per second of a cache of this size.
+    /// Returns the misses per second of a cache of `segments` segments.
     pub(super) fn misses(&self, segments: u64) -> f64 {
         self.rate() * (1.0 - self.hit_ratio(segments))
     }

@@ -114,7 +114,8 @@ struct Load {
 struct Disk {
     load: Load,
     accesses: u64,
-    /// Hits need this many segments: (segments, accesses) of each phase.
+    /// For each phase of the load, the number of segments that a cache needs for hits, and the
+    /// number of accesses.
     phases: Vec<(u64, u64)>,
     segments: u64,
     limits: Limits,

@@ -60,7 +60,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Returns the hit ratio of a cache of that size, from 0 to 1.
+    /// Returns the hit ratio of a cache of `cache_bytes` bytes, from 0 to 1.
     pub fn hit_ratio(&self, cache_bytes: u64) -> f64 {
         1.0 - self.curve.miss_ratio_at(cache_bytes / self.block_bytes.max(1))
     }
@@ -219,7 +219,8 @@ impl<'a> Search<'a> {
 
     /// Returns the value of a disk minus the cost of its flash, in reads per second. The value is
     /// the rate of reads that flash serves. `price` is the gain of one more byte at a host, in
-    /// reads per second. The disk receives as much flash as is worth this price.
+    /// reads per second. The estimate gives the disk flash as long as one more byte gains more than
+    /// this price.
     fn surplus(&self, disk: usize, price: f64) -> f64 {
         let steps = self.hulls[disk].iter().take_while(|step| step.slope() > price);
         self.disks[disk].hits(0) + steps.map(|step| step.hits - price * step.bytes as f64).sum::<f64>()

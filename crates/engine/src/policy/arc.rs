@@ -5,8 +5,9 @@
 //! The policy has four lists by recency: frames used once (T1 in the paper), frames used more often
 //! (T2), and the blocks last evicted from each (B1 and B2). B1 and B2 remember as many blocks as
 //! the cache has frames. A miss of a block in B1 shows that T1 is too small, and a miss of a block
-//! in B2 that T1 is too large. Each such miss moves the target length of T1; the shorter the list,
-//! the larger the move. The list above its target loses a block.
+//! in B2 that T1 is too large. Each such miss changes the target length of T1, by more if the list
+//! of the block (B1 or B2) is short. An eviction takes a block from T1 if T1 is longer than its
+//! target, and otherwise from T2.
 //!
 //! The policy remembers evicted blocks exactly and in order. The exact order takes 30 bytes per
 //! frame, more than the daemon allows.

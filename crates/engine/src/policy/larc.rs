@@ -3,10 +3,10 @@
 //! adaptive replacement", MSST 2013.
 //!
 //! Missed blocks enter a queue of remembered blocks (Qr in the paper). The target for the queue's
-//! length (Cr) is between a tenth and nine tenths of the cache. Each miss raises the target, the
-//! more the shorter the queue is, and each hit lowers it. So when hits are few, new blocks have
-//! more time to be missed again. The paper does not say how a queue above its target shrinks. Here
-//! the next new block removes as many entries as necessary.
+//! length (Cr) is between a tenth and nine tenths of the cache. Each miss raises the target, by
+//! more if the queue is short, and each hit lowers the target. So when hits are few, new blocks
+//! have more time to be missed again. The paper does not say how a queue above its target shrinks.
+//! Here the next new block removes as many entries as necessary.
 //!
 //! The policy remembers blocks exactly. The exact queue takes 26 bytes per frame, more than the
 //! daemon allows.

@@ -25,7 +25,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |frames| Box::new(Lirs::new(frames)),
 };
 
-/// One in this number of frames is HIR.
+/// One in this number of frames holds an HIR block.
 const FRAMES_PER_HIR: u32 = 100;
 /// Minimum number of HIR frames, if the cache has at least twice as many frames.
 const HIR_MIN: u32 = 2;

@@ -8,7 +8,7 @@ use crate::units::FrameNo;
 
 pub(super) const NONE: u32 = u32::MAX;
 
-/// For each node, the next older and the next younger one in its list.
+/// For each node, the next older and the next younger node in its list.
 pub(super) type Links = Vec<(u32, u32)>;
 
 /// Creates links for `nodes` nodes.

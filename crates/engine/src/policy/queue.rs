@@ -5,7 +5,7 @@ use crate::units::FrameNo;
 
 const NONE: u32 = u32::MAX;
 
-/// For each frame, the next younger one in its queue.
+/// For each frame, the next younger frame in its queue.
 pub(crate) type Links = Vec<u32>;
 
 /// Creates links for this number of frames.

@@ -38,7 +38,7 @@ struct S3Fifo {
     small_max: u32,
 }
 
-/// Creates the policy, which then remembers half as many evicted blocks as usual.
+/// Creates a form of the policy that remembers half as many evicted blocks as usual.
 pub(super) fn lean(frames: u32) -> Box<dyn Policy> {
     let ghosts = (frames - small_max(frames)).div_ceil(2);
     Box::new(S3Fifo::with_ghost(frames, Ghost::new(ghosts)))

@@ -31,7 +31,7 @@ const HEAT_USED: u8 = 1;
 const HEAT_PASSED: u8 = 2;
 
 struct Sieve {
-    /// For each frame in the queue, the next younger one.
+    /// For each frame in the queue, the next younger frame.
     younger: Vec<u32>,
     oldest: u32,
     youngest: u32,

@@ -7,7 +7,7 @@
 //! remembered (A1out), and blocks that leave the LRU (Am) are not.
 //!
 //! The implementation differs from the paper in three ways, so that 10.4 bytes per frame suffice,
-//! few enough for the daemon. A1out has as many identifiers as 48 % of the cache has frames,
+//! few enough for the daemon. The number of identifiers in A1out is 48 % of the number of frames,
 //! instead of 50 %. A1out stores fingerprints ([`Ghost`]), so an identifier is kept for that number
 //! of evictions, even if other identifiers were removed meanwhile. An identifier stays for one more
 //! eviction, because a returning block is looked up after the eviction that makes room for it.

@@ -4,13 +4,14 @@
 //!
 //! Each flow has three tags (times) for its first waiting I/O. The *reservation* tag is the time at
 //! which its reservation entitles it to service. The *limit* tag is the earliest time of service.
-//! Both are in real time. The *share* tag is in a virtual time that runs slower for flows with more
-//! shares. Flows whose reservation tag has passed are served first, in the order of these tags.
-//! Otherwise the flow with the smallest share tag is served, among those whose limit permits
-//! service. I/O that is served by its share tag does not use up the reservation. I/O that is served
-//! by its reservation tag also moves the flow's share tag, but at most a tenth of a second of
-//! reserved I/O ahead of the virtual time. So a flow whose reservation exceeds its part by shares
-//! is hardly delayed later for that reason.
+//! The reservation tag and the limit tag are in real time. The *share* tag is in a virtual time
+//! that runs slower for flows with more shares. Flows whose reservation tag has passed are served
+//! first, in the order of these tags. Otherwise the flow with the smallest share tag is served,
+//! among those whose limit permits service. I/O that is served by its share tag does not use up the
+//! reservation. I/O that is served by its reservation tag also moves the flow's share tag, but at
+//! most a tenth of a second of reserved I/O ahead of the virtual time. So a flow whose reservation
+//! exceeds its part by shares is hardly delayed later because of the I/O that its reservation gave
+//! it.
 //!
 //! The implementation differs from the paper in three ways. A flow has tags for its first I/O only,
 //! which gives the same order of service. The share tag of a new flow starts at the tag of the last

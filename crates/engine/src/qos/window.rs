@@ -25,7 +25,7 @@ const EPOCH_NS: u64 = 250_000_000;
 const SEEN_MIN: u64 = 16;
 const EPOCH_NS_MAX: u64 = 1_000_000_000;
 
-/// Throttling ends after this time if no I/O had to wait and the latency was not above the
+/// Throttling ends when for this time no I/O had to wait and the latency was not above the
 /// threshold, nanoseconds.
 const CALM_NS: u64 = 4_000_000_000;
 
@@ -73,8 +73,8 @@ pub enum Control {
 pub enum Late {
     /// A fixed threshold, nanoseconds.
     Above(u64),
-    /// The latency at the knee of the resource's throughput. Until the knee is known, this number
-    /// of nanoseconds.
+    /// The latency at the knee of the resource's throughput. Until the knee is known, the threshold
+    /// is this number of nanoseconds.
     PastKnee(u64),
 }
 
@@ -207,8 +207,8 @@ impl Window {
     }
 
     /// Returns the report about the use since the last report. The function `wanted_shares`
-    /// receives the length of that time in seconds and returns the demand. Returns `None` if the
-    /// last report was too short a time ago.
+    /// receives the length of that time in seconds and returns the demand. Returns `None` if less
+    /// than [`REPORT_SECONDS_MIN`] has passed since the last report.
     pub fn take_report(&mut self, now: Instant, wanted_shares: impl FnOnce(f64) -> f64) -> Option<Report> {
         let seconds = (now - self.since.began) as f64 / 1e9;
         if seconds < REPORT_SECONDS_MIN {

@@ -22,8 +22,8 @@ impl std::fmt::Display for CurveError {
 }
 
 /// The miss ratio as a function of the cache size. The ratio never rises with the size. The curve
-/// is linear between two points and constant after the last one. A step is two points one block
-/// apart.
+/// is linear between two points and constant after the last one. Two points whose sizes differ by
+/// one block represent a step of the curve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     points: Vec<CurvePoint>,

@@ -3,10 +3,10 @@
 //!
 //! Each block size has a [`Sampler`] of [`SAMPLES`] blocks that tracks the sectors of its samples,
 //! so that the curves count hits as the engine does. A read hits if all its sectors are valid. A
-//! miss makes exactly the read sectors valid. Sectors that are completely written become valid.
-//! Sectors that are partly written, discarded or zeroed become invalid or stay invalid. A read of
-//! several blocks counts once for each of them. Writes fill the cache, as in write-through and
-//! write-back.
+//! miss makes valid exactly the sectors that the request reads. Sectors that are completely written
+//! become valid. Sectors that are partly written, discarded or zeroed become invalid or stay
+//! invalid. A read of several blocks counts once for each of them. Writes fill the cache, as in
+//! write-through and write-back.
 //!
 //! Block sizes above 64 KiB are not sampled, because their sector maps would need too much memory.
 //! All memory, less than 1 MB, is allocated when the disk is added. The kernel provides a page of
@@ -35,13 +35,13 @@ const fn sized<const SECTORS: usize>() -> u64 {
 pub struct Seen {
     /// Number of reads.
     pub reads: u64,
-    /// Total length of these reads, bytes.
+    /// Total length of all reads, bytes.
     pub read_bytes: u64,
-    /// Number of these reads that flash or memory served completely.
+    /// Number of reads that flash or memory served completely.
     pub read_hits: u64,
     /// Number of writes.
     pub writes: u64,
-    /// Total length of these writes, bytes.
+    /// Total length of all writes, bytes.
     pub write_bytes: u64,
 }
 

@@ -89,7 +89,7 @@ impl<const SECTORS: usize> Samples<SECTORS> {
         number
     }
 
-    /// Replaces the sample with this number by another block.
+    /// Replaces the sample with this number by a sample of another block.
     pub(super) fn replace(&mut self, number: u32, sample: Sample<SECTORS>) {
         self.leave(number);
         self.samples[number as usize] = sample;

@@ -90,9 +90,9 @@ pub struct Sampler<const SECTORS: usize> {
 }
 
 impl<const SECTORS: usize> Sampler<SECTORS> {
-    /// Samples this share of the blocks (0 < `rate` ≤ 1), for the curve of caches of up to
-    /// `blocks_max` blocks. Memory use grows with the number of accessed blocks, up to about `54 ×
-    /// rate × blocks_max` bytes.
+    /// Creates a sampler that samples this share of the blocks (0 < `rate` ≤ 1), for the curve of
+    /// caches of up to `blocks_max` blocks. Memory use grows with the number of accessed blocks, up
+    /// to about `54 × rate × blocks_max` bytes.
     ///
     /// # Panics
     /// Panics if `rate` is out of range.
@@ -103,9 +103,9 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         Self::new(threshold, threshold, 0, samples_max)
     }
 
-    /// Samples every block while there are at most `samples_max` samples (1 to [`SAMPLES_MAX`]).
-    /// Later it samples at the highest rate that this number of samples permits. All memory is
-    /// allocated here.
+    /// Creates a sampler that samples every block while there are at most `samples_max` samples (1
+    /// to [`SAMPLES_MAX`]). After that, the sampler uses the highest rate that this number of
+    /// samples permits. All memory is allocated here.
     ///
     /// # Panics
     /// Panics if `samples_max` is out of range.
@@ -146,7 +146,8 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         }
     }
 
-    /// Selects other samples. The variation of curves under several seeds shows their error.
+    /// Selects other blocks as samples. The differences between the curves of several seeds show
+    /// the error of the curves.
     ///
     /// # Panics
     /// Panics if an access was recorded already.
@@ -272,9 +273,9 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     }
 
     /// Records another access to a sample. The sample's leverage is the square of its weight, so it
-    /// grows by `weight` times the sum of the weights before and after. Each part goes to the
-    /// bucket of the accesses that contributed the weight. For the accesses between the first and
-    /// the last access, the distance of the last access is assumed.
+    /// grows by `weight` times the sum of the weights before and after. Each part of this growth is
+    /// added to the bucket of the accesses that contributed the weight. For the accesses between
+    /// the first and the last access, the distance of the last access is assumed.
     fn access_again(&mut self, number: u32, sectors: Range<usize>, weight: f64) {
         let Sample { slot, .. } = *self.samples.get(number);
         let distance = f64::from(self.timeline.younger(slot) + 1);

@@ -7,7 +7,8 @@ use super::*;
 use crate::io::{Durability, Op, PayloadMemory, Promote, Request};
 use crate::units::{BufferId, DiskId, Instant, RequestId};
 
-/// LRU with a plain stack: returns the cache size from which on each access hits.
+/// Simulates LRU with a plain stack. Returns for each access the smallest cache size with which the
+/// access hits.
 fn distances(blocks: impl IntoIterator<Item = u64>) -> Vec<Option<u64>> {
     let mut stack: Vec<u64> = Vec::new();
     let mut distance_of = |block| {
@@ -220,8 +221,8 @@ proptest! {
         }
     }
 
-    /// Compares whole requests with sectors, with every block sampled: the curve matches a cache of
-    /// each size.
+    /// If every block is sampled and its sectors are tracked, the curve has the miss ratio of an
+    /// LRU cache of each size.
     #[test]
     fn sectors_are_followed_as_a_cache_does(
         accesses in prop::collection::vec((0u64..12, 0usize..4, 1usize..5, 0u8..4), 1..400),

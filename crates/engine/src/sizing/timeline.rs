@@ -1,6 +1,6 @@
 //! A timeline: the blocks of a disk in the order of their last use. It counts the blocks that were
 //! used after any given one in O(log n). The blocks in the timeline are its *members*. The caller
-//! numbers them.
+//! chooses the numbers of the members.
 //!
 //! Each use of a member takes the next slot, and the member keeps only the slot of its last use. A
 //! bitmap records the slots in use, and a Fenwick tree (Fenwick, "A new data structure for

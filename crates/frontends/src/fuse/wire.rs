@@ -49,8 +49,8 @@ mod flag {
 /// writes.
 const OPEN_FLAGS: u32 = 1 | 1 << 5 | 1 << 6;
 
-/// Time that the kernel may cache file attributes, seconds. A long time is safe, because only the
-/// kernel's own requests change the attributes.
+/// Time that the kernel may cache file attributes, seconds. A long time is safe: only requests of
+/// the kernel change the attributes, except the size, and hob notifies the kernel of a new size.
 const ATTRIBUTES_SECONDS: u64 = 60;
 
 mod opcode {
@@ -84,7 +84,7 @@ mod fallocate {
     pub(super) const ZERO_RANGE: u32 = 1 << 4;
 }
 
-/// `O_DSYNC` on most of Linux's architectures; `O_SYNC` contains it.
+/// `O_DSYNC` on most of Linux's architectures; `O_SYNC` includes this bit.
 const O_DSYNC: u32 = 0o10000;
 
 /// A positive errno.
@@ -308,7 +308,7 @@ fn decode_init(a: &Arguments<'_>) -> Result<Call, Errno> {
     Ok(Call::Init { minor, flags: low | high << 32, readahead })
 }
 
-/// An answer to the kernel: its header and fields. The payload of a read is sent after it.
+/// An answer to the kernel: its header and fields. The payload of a read is sent after these bytes.
 #[derive(Clone, Copy)]
 pub struct Answer {
     bytes: [u8; Answer::BYTES_MAX],

@@ -15,7 +15,7 @@ const PREFETCH_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) header: hob_nbd::Request,
-    /// Offset on the disk of the piece of the command that the engine is executing or receives
+    /// Offset on the disk of the command's current piece, which the engine executes now or receives
     /// next, bytes.
     offset: u64,
     len: u64,

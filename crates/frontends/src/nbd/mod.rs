@@ -114,7 +114,8 @@ pub struct Connection {
     outbox_buffers: Vec<BufferId>,
     sending_buffers: Vec<BufferId>,
     sending: bool,
-    /// Bytes of the commands' buffers that are allocated until their replies are sent.
+    /// Total size of the commands' buffers, bytes. A buffer counts until the reply to its command
+    /// is sent.
     held_bytes: usize,
     /// Bytes of the buffers in `outbox_buffers` and `sending_buffers`.
     outbox_bytes: usize,
@@ -371,8 +372,8 @@ impl Connection {
         }
     }
 
-    /// Returns the next list to send; `None` while one is being sent, or if there is nothing to
-    /// send.
+    /// Returns the next list of bytes to send; `None` while another list is being sent, or if there
+    /// is nothing to send.
     #[inline]
     pub fn poll_send(&mut self) -> Option<Gather> {
         if self.sending || self.outbox.is_empty() {

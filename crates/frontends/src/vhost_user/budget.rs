@@ -5,7 +5,7 @@
 pub(super) const BUDGET: u32 = 4096;
 
 /// Work budget of a client whose requests wait for a device: four requests of 4 KiB. The device
-/// starts to read them while the shard takes the next four.
+/// starts to read for these requests while the shard takes the next four requests.
 const SMALL_BUDGET: u32 = 16;
 
 /// Remaining work budget of a client in this turn of the shard's loop.

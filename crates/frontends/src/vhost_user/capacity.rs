@@ -2,9 +2,9 @@
 //! notified.
 //!
 //! The protocol has a message for the notification (`VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`). The
-//! client provides a channel for it with `VHOST_USER_SET_BACKEND_REQ_FD`. The vhost-user library
-//! keeps that channel private and does not support the message. So this module duplicates the
-//! descriptor when it arrives, and writes the message itself.
+//! client provides a channel for this message with `VHOST_USER_SET_BACKEND_REQ_FD`. The vhost-user
+//! library keeps that channel private and does not support the message. So this module duplicates
+//! the descriptor when it arrives, and writes the message itself.
 //!
 //! A client without a channel, or one that does not read it, is not notified. The guest of such a
 //! client sees the new size when it initializes the device again.

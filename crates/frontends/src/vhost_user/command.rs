@@ -19,8 +19,8 @@ pub(super) struct Command {
     pub(super) op: Op,
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// Start of the piece of the request that the engine is executing or receives next, as bytes
-    /// after `offset`.
+    /// Start of the request's current piece, which the engine executes now or receives next, as
+    /// bytes after `offset`.
     at: u64,
     pub(super) buffer_bytes: usize,
     /// The engine's reference to the command's buffer, until the engine request is created.

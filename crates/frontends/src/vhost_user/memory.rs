@@ -273,8 +273,8 @@ impl Part {
     /// Loads the value at byte offset `at` of this part.
     ///
     /// # Panics
-    /// Panics if the value is unaligned or outside the range. The daemon computes the layout, so
-    /// this would be a bug.
+    /// Panics if the value is unaligned or outside the range. The daemon computes all offsets, so
+    /// such a value is a bug of the daemon.
     #[inline]
     pub(super) fn load<T: AtomicAccess>(&self, at: usize, order: Ordering) -> T {
         self.slice.load(at, order).expect("inside its part and aligned")

@@ -8,15 +8,15 @@
 //! complete queues to the shard. docs/decisions/0011 gives the reasons.
 //!
 //! # Call order
-//! [`Device::start`] a queue. Whenever its driver may have made chains available, call
+//! [`Device::start`] starts a queue. Whenever the driver may have made chains available, call
 //! [`Device::take`], then [`Device::poll_request`] until it returns nothing. The engine's replies
 //! go to [`Device::handle_reply`], and declined reads to [`Device::handle_declined`]. Call
 //! [`Device::ask_again`] when there may be buffers for declined reads. Call [`Device::poll_signal`]
 //! until it returns nothing: each call returns a queue whose driver wants a notification. Before
 //! sleeping, call [`Device::set_wants_kicks`], and then [`Device::has_work`] once more. After
 //! sleeping, disable kicks again. A queue for which [`Device::is_quiet`] returns true needs no
-//! polling until its driver kicks. [`Device::stop`] a queue, then call [`Device::poll_stopped`]
-//! until it returns a value.
+//! polling until its driver kicks. [`Device::stop`] stops a queue. Then call
+//! [`Device::poll_stopped`] until it returns a value.
 //!
 //! # Payload
 //! The data of a write is copied out of guest memory before the engine sees the write. The data of
@@ -64,8 +64,8 @@ use queue::{Broken, Queue};
 pub use served::Start;
 use served::{Served, State};
 
-/// Maximum number of requests that wait for the engine. Above it, the device takes no chains from
-/// queues.
+/// Maximum number of requests that wait for the engine. Above this number, the device takes no
+/// chains from queues.
 const REQUESTS_MAX: usize = 256;
 
 /// A virtio block device: a disk as the guest's driver sees it.

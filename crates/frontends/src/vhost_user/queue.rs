@@ -69,7 +69,8 @@ pub(super) struct Queue {
     /// Index of the next chain to take, not reduced modulo the queue's size.
     next_available: u16,
     next_used: u16,
-    /// Used index at the last check whether the driver wants a notification.
+    /// Value of the used index when the device last checked whether the driver wants a
+    /// notification.
     told_used: u16,
     /// Whether the driver should kick for new chains.
     wants_kicks: bool,
@@ -173,7 +174,8 @@ impl Queue {
         self.used.store(2, self.next_used.to_le(), Ordering::Release);
     }
 
-    /// Returns true if the driver wants a notification of the answers since the last call.
+    /// Returns true if the driver wants a notification of the answers that were added since the
+    /// last call of this function.
     pub(super) fn wants_telling(&mut self) -> bool {
         if self.told_used == self.next_used {
             return false;
@@ -190,8 +192,8 @@ impl Queue {
         self.next_used.wrapping_sub(event).wrapping_sub(1) < self.next_used.wrapping_sub(old)
     }
 
-    /// Enables or disables the driver's kicks. After enabling them, poll once more, because earlier
-    /// chains are not announced.
+    /// Enables or disables the driver's kicks. After enabling kicks, check the queue once more,
+    /// because the driver sends no kick for chains that it added before.
     #[inline]
     pub(super) fn set_wants_kicks(&mut self, wants: bool) {
         if wants || self.wants_kicks {

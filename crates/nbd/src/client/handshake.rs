@@ -55,7 +55,7 @@ pub struct Negotiated {
     pub block_size_max: u32,
     /// True if the server replies to READ in chunks.
     pub structured_replies: bool,
-    /// Id of the requested metadata context in BLOCK_STATUS replies; `None` if the client may not
+    /// Id of the requested metadata context in BLOCK_STATUS replies; `None` if the client must not
     /// send BLOCK_STATUS.
     pub meta_context_id: Option<u32>,
 }
@@ -187,8 +187,8 @@ impl Handshake {
         Self::start(goal, true)
     }
 
-    /// Requests the metadata context with this name instead of `base:allocation`. Call it before
-    /// the first input.
+    /// Requests the metadata context with this name instead of `base:allocation`. Call this
+    /// function before the first input.
     #[must_use]
     pub fn for_context(mut self, context: &'static str) -> Self {
         self.context = context;
@@ -342,7 +342,7 @@ impl Handshake {
         Ok(())
     }
 
-    /// The first option for a server with fixed newstyle negotiation.
+    /// Returns the option that the client sends first to a server with fixed newstyle negotiation.
     fn first_option(&self) -> u32 {
         match self.goal {
             Goal::List => opt::LIST,

@@ -74,9 +74,9 @@ impl Default for ReplyLimits {
 /// One event of a server's reply. Every request ends with exactly one [`ReplyEvent::Done`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReplyEvent {
-    /// The next `length` bytes of the stream are the disk's bytes from `offset`. Take them and
-    /// report them with [`ReplyDecoder::payload_received`]. The range is inside the request and was
-    /// not received before.
+    /// The next `length` bytes of the stream are the disk's bytes from `offset`. The caller takes
+    /// these bytes and reports them with [`ReplyDecoder::payload_received`]. The range is inside
+    /// the request and was not received before.
     Data {
         /// Cookie of the READ.
         cookie: u64,

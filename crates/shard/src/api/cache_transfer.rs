@@ -67,8 +67,8 @@ pub struct PeerAttachment {
 pub struct Progress {
     /// Number of bytes pulled.
     pub pulled_bytes: u64,
-    /// Bytes among `pulled_bytes` that were pulled more than once, because guests wrote to them
-    /// after the first pull.
+    /// Bytes among `pulled_bytes` that are outdated, because their range changed during or after
+    /// the pull. Such ranges are pulled again.
     pub again_bytes: u64,
     /// Number of bytes that wait to be pulled.
     pub left_bytes: u64,

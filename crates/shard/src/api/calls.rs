@@ -95,7 +95,7 @@ macro_rules! calls {
 }
 
 calls! {
-    /// Answers, to show that the shard's loop runs.
+    /// Has no effect. The answer shows that the shard's loop runs.
     call ping: Ping {} -> ();
 
     /// Opens a flash device for the caches of this shard.
@@ -118,7 +118,8 @@ calls! {
         /// Size and other properties of the disk.
         config: DiskConfig,
         backing: Backing,
-        /// Records unflushed changes of a backing that loses them if the process is killed.
+        /// Mark that records unflushed changes of a backing which loses these changes if the
+        /// process is killed.
         mark: Option<UnflushedMark>,
     } -> ();
 
@@ -137,7 +138,8 @@ calls! {
     /// Fails all requests of a disk that another host owns.
     order lose: Lose { id: DiskId };
 
-    /// Lets another disk of this shard serve the blocks of a clone's parent; `None` ends that.
+    /// Lets another disk of this shard serve reads of a clone's parent. With `None`, the clone's
+    /// own backing serves these reads again.
     order link_parent: LinkParent {
         id: DiskId,
         /// The parent's disk.
@@ -170,7 +172,7 @@ calls! {
         memory: Option<(MemoryConfig, Area)>,
     } -> Option<Area>;
 
-    /// Fails the requests that wait for a disk's backing now.
+    /// Fails immediately all requests that are waiting for a disk's backing.
     order expire_requests: ExpireRequests { id: DiskId };
 
     /// Closes a disk's connections, refuses new requests and stops using its backing. Requests that

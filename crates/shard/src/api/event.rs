@@ -40,8 +40,8 @@ pub enum ShardEvent {
     ChangeWaits(DiskId),
     /// The journal of a cache can no longer be written.
     JournalLost(DiskId),
-    /// A discard of dirty data waits until the daemon has recorded it for the journal ring with this
-    /// number, because the journal cannot be written.
+    /// A discard of dirty data waits until the daemon has recorded the discard for the journal ring
+    /// with this number, because the journal cannot be written.
     DiscardUnrecorded(DiskId, u32),
     /// A copy of a cache's journal is not written any more.
     JournalCopyLost(DiskId),
@@ -63,13 +63,13 @@ pub enum ShardEvent {
         /// Reason why the backing is lost; `None` if another program has opened it.
         why: Option<String>,
     },
-    /// The files of a parent may have changed: the shard was paused, or the server of the parent or of
-    /// one of its clones did not run. The clones read the parent's data themselves until
-    /// [`ShardHandle::parent_checked`](super::ShardHandle::parent_checked).
+    /// The files of a parent may have changed: the shard was paused, or the backing of the parent
+    /// or of one of its clones had lost its connection. The clones read the parent's data
+    /// themselves until [`ShardHandle::parent_checked`](super::ShardHandle::parent_checked).
     ParentUnchecked {
         /// The parent's disk.
         parent: DiskId,
-        /// Number of the required check. Later ones have greater numbers.
+        /// Number of the required check. Later checks have greater numbers.
         check: u64,
     },
     /// The abandoned backing of a removed disk is closed: its last request has ended.

@@ -1,5 +1,5 @@
 //! Files in memory that outlive a killed daemon: crash logs of caches, and marks of unflushed
-//! changes. This module opens them for a shard, and reports missing ones to `hob health`.
+//! changes. This module opens these files for a shard, and reports missing files to `hob health`.
 //!
 //! The files are on a tmpfs, so opening and checking them does not wait for a device.
 

@@ -48,7 +48,7 @@ pub enum VhostUserCall {
         client: u16,
         /// Number of the virtqueue.
         queue: u16,
-        /// Receives the index of the next request when no request is in flight.
+        /// Receives the index of the next request, after all requests in flight have ended.
         answer: mpsc::Sender<u16>,
     },
     /// Remove a client whose queues are all stopped.

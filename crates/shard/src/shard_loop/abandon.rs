@@ -11,8 +11,8 @@ use hob_storage::backing::{Backing, WaitMax};
 use super::Shard;
 
 impl Shard {
-    /// Fails the requests that wait for a disk's backing now. Later requests may wait as long as
-    /// before.
+    /// Fails immediately all requests that are waiting for a disk's backing. Later requests may
+    /// wait as long as before.
     pub(super) fn expire_requests(&mut self, now: Instant, id: DiskId) {
         if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
             backing.set_wait_max(now, WaitMax::Expired);

@@ -51,8 +51,7 @@ struct CacheTransfer {
     in_flight: u32,
     /// No pull starts before this time.
     pause: Option<Instant>,
-    /// Bytes that arrived but were not kept, because a guest had overwritten them before, or
-    /// because the cache had no room.
+    /// Bytes of pulls whose range changed during the pull, so that the range must be pulled again.
     again_bytes: u64,
 }
 
@@ -264,8 +263,8 @@ fn next_id(last: &mut u32) -> RequestId {
 }
 
 /// Returns the byte range of a pull and a buffer for it. Returns `None` if the range is beyond the
-/// disk's end, or if the arena has no room for two such buffers: the second one stays free for
-/// guests.
+/// disk's end, or if the arena has no room for two such buffers. One more buffer of this size must
+/// stay free for guests.
 fn permit(ring: &mut Ring, disk: DiskId, pull: Pull, size_bytes: u64) -> Option<(u64, u64, BufferId)> {
     let offset = pull.first * SECTOR_BYTES;
     let end = (pull.end * SECTOR_BYTES).min(size_bytes);

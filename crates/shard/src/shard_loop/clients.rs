@@ -42,7 +42,7 @@ const WAITING_NS_MAX: u64 = 500_000_000;
 const RESTLESS_NS_MAX: u64 = 3_000_000_000;
 
 /// Maximum number of requests of one connection that one turn of the shard's loop starts if they
-/// wait for a device. The device works on these requests while the shard takes the next ones.
+/// wait for a device. The device works on these requests while the shard takes the next requests.
 const REQUESTS_PER_TURN: u32 = 4;
 
 /// A negotiated NBD connection that a shard takes over.

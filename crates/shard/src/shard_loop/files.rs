@@ -1,8 +1,8 @@
 //! The FUSE connections of a shard's disks that are mounted as files.
 //!
-//! Each read of /dev/fuse returns one request and each write sends one reply. Both are
-//! non-blocking. The shard therefore uses plain system calls, and the I/O ring only polls for new
-//! requests.
+//! Each read of /dev/fuse returns one request and each write sends one reply. Reads and writes of
+//! /dev/fuse are non-blocking. The shard therefore uses plain system calls, and the I/O ring only
+//! polls for new requests.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ use super::gate::{Gate, may_have_room, ungated};
 use super::recorders::Recorders;
 use crate::api::{FileAtRest, FileRights};
 
-/// Token kind of the polls of FUSE connections.
+/// Kind of the I/O ring's tokens that identify polls of FUSE connections.
 pub(super) const MESSAGE: u16 = Token::CALLER + 0x100;
 
 /// Maximum number of messages one FUSE connection handles before other connections are served.

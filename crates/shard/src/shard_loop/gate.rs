@@ -11,7 +11,7 @@ use hob_storage::ring::Ring;
 /// Maximum size of a small request in bytes. Small requests do not queue behind large ones.
 pub(super) const SMALL_BYTES_MAX: usize = 1 << 20;
 
-/// The large requests of all connections leave one part in this number of the arena to small
+/// Large requests of all connections together leave 1/`RESERVE_SHARE` of the arena free for small
 /// requests.
 pub(super) const RESERVE_SHARE: usize = 16;
 

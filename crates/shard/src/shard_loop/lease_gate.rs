@@ -111,7 +111,8 @@ impl Leases {
         None
     }
 
-    /// Like `pass`, for the reply to a block status query. Such replies need not keep their order.
+    /// Does the same as `pass` for the reply to a block status query. These replies may be sent in
+    /// any order.
     pub(super) fn pass_status(
         &mut self,
         look: Option<Instant>,
@@ -262,8 +263,8 @@ impl Shard {
         progress
     }
 
-    /// Cancels the backing's writes some time after the etcd lease expired, and allows writes again
-    /// after the renewal.
+    /// Cancels the backing's writes when the time [`LeaseClock::calls_back_at`] has passed without
+    /// a renewal of the etcd lease, and allows writes again after a renewal.
     fn hold_back(&mut self, now: Instant, look: Instant, index: usize) -> bool {
         let Some(lease) = self.leases.disks[index].as_mut().filter(|lease| !lease.is_lost) else {
             return false;

@@ -55,7 +55,8 @@ const TURNS_MAX: u32 = 32;
 
 /// When this number of device reads and writes has been started, they are submitted immediately.
 /// Otherwise the device would wait until the shard has handled all requests that arrived together.
-/// From three on, the kernel passes a submission to the device in one batch, with one notification.
+/// The kernel passes three or more I/Os that are submitted together to the device in one batch,
+/// with one notification.
 const EARLY_IOS: usize = 4;
 
 /// Number of turns without device I/O after which the shard handles all received requests in one
@@ -604,7 +605,8 @@ impl Shard {
     }
 }
 
-/// Reports an I/O ring that cannot wait, and pauses before the next attempt.
+/// Logs the error if the I/O ring could not wait for completions, and pauses before the next
+/// attempt.
 fn note_failed(waited: io::Result<()>) {
     if let Err(error) = waited {
         tracing::error!(%error, "io_uring cannot wait for completions; trying again every 10 ms");

@@ -40,8 +40,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// limit. The parent's cache can still answer hits in this time.
 const LATER_ANSWER_MAX: Duration = Duration::from_secs(1);
 
-/// Number of reads that a parent's disk has not answered in time, from which on only reads of cached
-/// data are sent to it. Each of these reads keeps a buffer.
+/// If a parent's disk has not answered this number of reads in time, hob sends only reads of cached
+/// data to this disk. Each of these reads keeps a buffer.
 const UNANSWERED_MAX: u32 = 16;
 
 /// Interval at which the shard wakes up to notice its own pauses while it serves clones,
@@ -78,8 +78,8 @@ pub(super) struct Parents {
     /// The parents whose files must be checked, each with the number of the latest check.
     unchecked: BTreeMap<DiskId, u64>,
     last_check: u64,
-    /// Number of connection changes of the backing of each clone and parent, as it was when the
-    /// parent was linked, or when a check was last required.
+    /// For each clone and parent, the number of connection changes of its backing when the parent
+    /// was linked, or when a check was last required.
     connections: BTreeMap<DiskId, u64>,
     /// Latest time at which the shard ran.
     ran_at: Instant,
@@ -154,7 +154,7 @@ impl Parents {
         self.check_at.into_iter().chain(beat).min()
     }
 
-    /// Records that the shard runs. Returns true if it was paused while it served clones.
+    /// Records that the shard runs. Returns true if the shard was paused while it served clones.
     fn ends_pause(&mut self, now: Instant) -> bool {
         let before = std::mem::replace(&mut self.ran_at, now);
         !self.links.is_empty() && now.0.saturating_sub(before.0) > PAUSE_MIN_NS

@@ -1,8 +1,8 @@
 //! Recording of the requests of a disk.
 //!
 //! A request is recorded when the engine accepts it: once and whole, even if the engine splits it.
-//! The data of a write has arrived by then. Requests that the protocol layer rejects, prefetches
-//! and block status queries are not recorded.
+//! At this time, the data of a write has already arrived. Requests that the protocol layer rejects,
+//! prefetches and block status queries are not recorded.
 
 use hob_control::{TraceOp, TraceRecord};
 use hob_engine::io::Op;

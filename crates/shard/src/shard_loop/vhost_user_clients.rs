@@ -5,9 +5,9 @@
 //! notifications. Before the shard sleeps, it enables the notifications of polled queues and checks
 //! these queues once more. An idle queue is not polled until the driver notifies the shard.
 //!
-//! A driver that missed one notification may suppress all later ones. After a restart, and when a
-//! client changes its call descriptor, the shard therefore sends one notification for all earlier
-//! replies.
+//! A driver that missed one notification may suppress all later notifications. After a restart, and
+//! when a client changes its call descriptor, the shard therefore sends one notification for all
+//! earlier replies.
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc;
@@ -191,7 +191,7 @@ impl VhostUserClients {
     }
 
     /// Stops serving the vhost-user clients of a removed disk. Requests that are not started yet
-    /// stay in the virtqueues for the next server.
+    /// stay in the virtqueues for the daemon that serves the disk next.
     pub(super) fn close_all(&mut self, disk: DiskId, ring: &mut Ring) {
         for client in self.clients.iter_mut().flatten().filter(|client| client.device.disk() == disk) {
             client.gone = true;

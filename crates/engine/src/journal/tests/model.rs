@@ -537,7 +537,8 @@ impl World {
         recovered
     }
 
-    /// Returns the checksum on flash. A mixture has its own checksum.
+    /// Returns the checksum of a sector's content on flash. A mixture of two writes has a checksum
+    /// of its own.
     fn sum_on_flash(&self, sector: u64) -> u32 {
         match self.flash[sector as usize] {
             TORN => 3_000_000 + sector as u32,
