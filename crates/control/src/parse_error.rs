@@ -32,7 +32,8 @@ pub fn without_type_names(message: &str, table: &str) -> String {
     format!("{found}{EXPECTED}{expected}{position}")
 }
 
-/// Returns the description of a Rust type, if this is the name of one.
+/// Returns words for the value that a parser expected; `None` if `expected` names no known Rust
+/// type.
 fn described(expected: &str, table: &str) -> Option<String> {
     let is_one_of = |kinds: &[&str]| kinds.iter().any(|kind| expected.starts_with(kind));
     if let Some((_, least, most)) = INTEGERS.iter().find(|(name, ..)| *name == expected) {

@@ -61,7 +61,7 @@ pub struct SharedLimits {
     pub min: Size,
     /// Maximum size; 0 for none.
     pub max: Size,
-    /// Weight of the cache's hits.
+    /// Weight of the cache's hits when hob chooses the sizes of the pool's shared caches.
     pub shares: u32,
     /// Whether the cache keeps its size.
     pub pin: bool,
@@ -74,7 +74,7 @@ pub struct SharedCapacity {
     pub size: Size,
     /// Capacity that has moved from one cache to another since the daemon started.
     pub moved: Size,
-    /// Dirty data that was written to the backings before its capacity moved.
+    /// Dirty data that hob wrote to the backings so that its capacity could move to another cache.
     pub destaged: Size,
     /// The shared caches, by disk name.
     pub caches: Vec<SharedCache>,
@@ -87,7 +87,8 @@ pub struct SharedCache {
     pub disk: String,
     /// Present size.
     pub size: Size,
-    /// The size with the highest total benefit. Sizes approach it step by step.
+    /// Size that the cache should have for the highest benefit of all shared caches together. hob
+    /// changes the present size towards this size step by step.
     pub target: Size,
     /// Limits of the size.
     pub limits: SharedLimits,

@@ -63,8 +63,8 @@ macro_rules! settings {
 }
 
 settings! {
-    /// A preset of docs/presets.md; the other fields override its settings. In a patch, the preset
-    /// replaces all its settings.
+    /// A preset of docs/presets.md; the other fields override its settings. A PATCH request with a
+    /// preset also changes all settings that are part of the preset.
     preset: String,
     /// Block size: unit of fill and eviction, a power of two from 4K to 1M. A change empties the
     /// cache.
@@ -118,7 +118,8 @@ settings! {
     min: Size,
     /// Maximum size of a shared cache; 0 for none.
     max: Size,
-    /// Weight of a shared cache's hits: `low`, `normal`, `high` or a number, 1000 by default.
+    /// Weight of a shared cache's hits when hob chooses the sizes of the shared caches: `low`,
+    /// `normal`, `high` or a number, 1000 by default.
     #[serde(deserialize_with = "shares_or_word")]
     shares: u32,
     /// Whether a shared cache keeps its present size.

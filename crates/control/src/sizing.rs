@@ -52,7 +52,8 @@ pub struct RecentReads {
     #[serde(default)]
     pub write_bytes: u64,
     /// Number of reads in the latest complete interval of at least a minute and 1000 reads; 0
-    /// before the first one has ended. Unlike the recent reads, these soon exclude a warm-up.
+    /// before the first one has ended. Reads of a warm-up leave this interval sooner than they
+    /// leave the recent reads.
     #[serde(default)]
     pub latest_reads: u64,
     /// Percentage of the latest reads that flash or memory served completely.

@@ -28,8 +28,8 @@ pub struct Snapshot {
     /// Cluster membership of this host. Absent if the host is in no cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<Cluster>,
-    /// Changes that continue in the background, and changes that ended after the response to their
-    /// request.
+    /// Changes that continue in the background, and changes that ended after the daemon had
+    /// answered their request.
     #[serde(default)]
     pub tasks: Vec<Task>,
 }
@@ -58,7 +58,7 @@ pub struct DeviceFigures {
     pub in_flight: u64,
 }
 
-/// A disk with its entitlement and counters.
+/// A disk, with its shares, reservation, limits and counters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskNow {
     /// The disk, as in `GET /v1/disks`.

@@ -102,7 +102,8 @@ pub struct DiskStats {
     /// Cached bytes that are not served until they are compared with the backing.
     #[serde(default)]
     pub unverified_bytes: u64,
-    /// Unverified bytes when the cache was recovered; 0 when all are compared.
+    /// Unverified bytes that the cache had when it was recovered; 0 after all of them were
+    /// compared.
     #[serde(default)]
     pub to_verify_bytes: u64,
     /// Cached bytes that were compared with the backing after a restart and were equal.
@@ -134,7 +135,8 @@ pub struct DiskStats {
     /// Bytes that read misses brought into the cache in addition to those that guests read.
     #[serde(default)]
     pub extra_read_bytes: u64,
-    /// Uses of blocks whose data only additional reads (setting `fill`) had brought into the cache.
+    /// Number of times that guests used a block whose data was in the cache only because of
+    /// additional reads (setting `fill`).
     #[serde(default)]
     pub extra_blocks_used: u64,
     /// Writes that were sent to the backing in one I/O with other writes.

@@ -271,7 +271,7 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     }
     if is_moved {
         notes.push(
-            "several disks or addresses beyond 4 TiB were moved together on one disk: seeks are too short"
+            "several disks or addresses beyond 4 TiB were moved together on one disk: simulated seeks are too short"
                 .to_owned(),
         );
     }

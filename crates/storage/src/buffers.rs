@@ -341,7 +341,7 @@ impl Arena {
     fn locate(&self, slice: BufferSlice) -> usize {
         let buffer = self.buffer(slice.id);
         buffer.assert_holds(slice);
-        assert!(!buffer.shared.is_some(), "somebody else's memory is not borrowed");
+        assert!(!buffer.shared.is_some(), "memory outside the arena is not borrowed");
         buffer.page as usize * PAGE_BYTES + slice.offset as usize
     }
 

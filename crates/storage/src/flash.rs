@@ -442,7 +442,7 @@ impl Flash {
         }
     }
 
-    /// Removes the drivers of detached devices that have ended.
+    /// Drops detached remote devices whose drivers have closed their connections.
     fn tidy(&mut self) {
         let is_over = |it: &Remote| it.left && it.driver.is_closed() && it.failed.is_empty();
         self.remotes.retain(|it| !is_over(it));

@@ -250,8 +250,8 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// The data of a stream after its head, which are the first bytes for the detection of the format.
-/// If reading the head ended with an error, the first read returns the error.
+/// The data of a stream after its head. The head is the first bytes, from which the format is
+/// detected. If reading the head ended with an error, the first read returns the error.
 struct Rest {
     decoded: Box<dyn Read + Send>,
     failed: Option<io::Error>,

@@ -108,7 +108,7 @@ impl<R: Read> Source<R> {
 
     fn invalid(&self, what: &str) -> io::Error {
         let (number, name) = (self.number, &self.name);
-        let advice = "trace again, or move the files without this one to another directory";
+        let advice = "record the trace again, or move the other files to another directory";
         io::Error::new(io::ErrorKind::InvalidData, format!("record {number} of {name} {what}; {advice}"))
     }
 }

@@ -52,7 +52,8 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// The guest memory of a buffer that is outside the arena. Buffers in the arena have an empty one.
+/// The guest memory of a buffer that is outside the arena. This value is empty for a buffer in the
+/// arena.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     /// Parts of guest memory that form the buffer. The vector is reused.

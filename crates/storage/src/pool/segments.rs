@@ -211,8 +211,8 @@ impl Pool {
         Ok(ring)
     }
 
-    /// Returns the kind of new data segments of a persistent cache, and the numbers that its
-    /// present segments do not have.
+    /// Returns the kind of new data segments of a persistent cache, and the segment numbers that
+    /// the cache does not use yet.
     fn new_data(&mut self, owner: OwnerId) -> Result<(Kind, impl Iterator<Item = u32> + use<>), PoolError> {
         self.require(Features::JOURNAL)?;
         let taken: BTreeSet<u32> = self.data_of(owner).iter().map(|segment| segment.ordinal).collect();

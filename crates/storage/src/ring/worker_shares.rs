@@ -5,8 +5,9 @@
 //! files of one filesystem could keep all workers of the kernel, and the flushes of all other files
 //! and of the flash devices would wait. Without io_uring, a file that hangs could make this process
 //! start a thread for each request. [`Shares`] divides the workers as the shard divides its other
-//! resources: each file has a guaranteed part. Of the other workers, neither one file nor all files
-//! of one filesystem together may occupy more than they leave free.
+//! resources: each file has a guaranteed part. The other workers are shared: one file may occupy at
+//! most as many of them as are free afterwards. The same limit applies to all files of one
+//! filesystem together.
 
 use hob_engine::shares::Shares;
 use hob_engine::units::{DatastoreId, DiskId};

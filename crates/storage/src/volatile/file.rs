@@ -32,7 +32,8 @@ const PAGE_UNITS: u64 = PAGE_BYTES / UNIT_BYTES;
 /// file, as a device does when its cache is full.
 const HELD_UNITS_MAX: usize = (64 << 20) / UNIT_BYTES as usize;
 
-/// Number of pages considered when older units are written.
+/// Maximum number of pages from which a write chooses older unflushed units to write to the file
+/// too.
 const STRAY_PAGES: usize = 32;
 
 /// The unflushed units of one 4 KiB page of the file.

@@ -166,7 +166,7 @@ fn unusable(path: &Path, why: &dyn std::fmt::Display) -> String {
     format!("cannot use {}: {why}", path.display())
 }
 
-/// Refuses a secret that every user of the host can read.
+/// Refuses a file with a secret if every user of the host can read the file.
 pub(super) fn check_secret(path: &Path) -> Result<(), String> {
     let metadata = std::fs::metadata(path).map_err(|error| unusable(path, &error))?;
     if metadata.permissions().mode() & 0o004 != 0 {

@@ -114,7 +114,7 @@ impl RetryingStore {
         patient
     }
 
-    /// Returns the same object store, which reports outages.
+    /// Returns this object store, with `outage` set as the object that reports its outages.
     pub(super) fn reporting(self, outage: StoreOutage) -> RetryingStore {
         RetryingStore { outage: Some(outage), ..self }
     }
@@ -175,8 +175,9 @@ impl RetryingStore {
         self.repeat(CallKind::Write, name, bytes.len() as u64, put).await
     }
 
-    /// Calls `each` for every object in a folder, and again for objects that were listed before an
-    /// attempt failed. Listing takes long if there are many objects.
+    /// Calls `each` for every object in a folder. If an attempt to list the folder fails, the next
+    /// attempt calls `each` again for objects that were listed already. Listing takes long if there
+    /// are many objects.
     pub(super) async fn list(
         &self,
         folder: &str,
@@ -281,7 +282,8 @@ mod tests {
 
     use super::*;
 
-    /// Denies access that many times, after that many successes. A listing fails that many times.
+    /// Lets `works` calls succeed, and then denies access to `denies` calls. The first
+    /// `failed_lists` listings fail.
     struct Expiring {
         works: AtomicUsize,
         denies: AtomicUsize,

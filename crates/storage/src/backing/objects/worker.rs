@@ -27,8 +27,8 @@ use crate::backing::{BackingOptions, Status};
 /// Interval at which the worker checks that this owner still has the disk, and flushes old data.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Maximum time for closing a disk. `CLOSE_WAIT_MAX` is how long calls of the close wait for an
-/// object store that does not answer.
+/// Maximum time for closing a disk. `CLOSE_WAIT_MAX` is how long the calls that close the disk wait
+/// for an object store that does not answer.
 pub(super) const CLOSE_MAX: Duration = Duration::from_secs(15);
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
