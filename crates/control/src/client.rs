@@ -70,7 +70,7 @@ pub enum ClientError {
     /// The daemon refused the request.
     #[error("{problem}")]
     Refused {
-        /// HTTP status.
+        /// HTTP status of the response.
         status: u16,
         /// The daemon's error.
         problem: Problem,

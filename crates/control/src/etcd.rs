@@ -93,7 +93,7 @@ pub enum EtcdError {
     /// Etcd refused the request, and did not execute it.
     #[error("etcd at {endpoint} refuses: {why}")]
     Refused {
-        /// The etcd member.
+        /// Endpoint of the etcd member.
         endpoint: String,
         /// Error that etcd reported.
         why: String,
@@ -101,7 +101,7 @@ pub enum EtcdError {
     /// No endpoint answered in time, or the response was invalid.
     #[error("{endpoint}: {why}")]
     Lost {
-        /// The etcd member.
+        /// Endpoint of the etcd member.
         endpoint: String,
         /// Why no valid response arrived.
         why: String,

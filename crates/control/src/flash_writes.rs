@@ -26,15 +26,15 @@ const BYTES_PER_DAY_MAX: f64 = (1u64 << 60) as f64;
 /// the pool together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FlashWrites {
-    /// Drive writes per day.
+    /// A number of drive writes per day.
     DriveWritesPerDay(f64),
-    /// Bytes a day.
+    /// A number of bytes a day.
     BytesPerDay(Size),
-    /// Years in which the pool may be written this number of terabytes.
+    /// A number of terabytes that may be written to the pool within a number of years.
     Endurance {
-        /// Years.
+        /// Number of years.
         years: f64,
-        /// Terabytes written.
+        /// Number of terabytes that may be written.
         terabytes: f64,
     },
 }
@@ -110,9 +110,9 @@ text_type!(
 /// New flash write budget of a pool: a budget, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlashWritesChange {
-    /// No budget.
+    /// The pool has no flash write budget.
     Off,
-    /// This budget.
+    /// The pool gets this flash write budget.
     Set(FlashWrites),
 }
 
@@ -183,7 +183,8 @@ pub struct FlashWritesUsage {
     pub refused: Size,
     /// Unused budget that caches can still write.
     pub saved: Size,
-    /// Bytes written beyond the budget. They reduce the budget of the following time.
+    /// Bytes that caches wrote beyond the budget. hob subtracts them from the budget of the
+    /// following time.
     pub debt: Size,
     /// Bytes that caches wrote beyond the budget to fill free blocks. Later budget that hob cannot
     /// save, because a day's budget is saved already, reduces this number.

@@ -94,7 +94,7 @@ pub struct ClusterAdvice {
     pub hits_then: f64,
     /// Guest reads per second, the sum over all disks in `disks`.
     pub reads: f64,
-    /// Caveats, as sentences.
+    /// Limits and possible errors of the advice, as sentences.
     pub caveats: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ pub struct ClusterAdvice {
 pub struct AdvisedHost {
     /// Name of the host.
     pub name: String,
-    /// Flash for caches.
+    /// Size of the host's flash for caches.
     pub flash: Size,
     /// Unused flash, included in `flash`.
     pub free: Size,

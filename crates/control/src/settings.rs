@@ -99,10 +99,10 @@ settings! {
     dirty_age_max: u32,
     /// `1`, `2-dirty` (two copies of dirty data) or `2` (two copies of all data).
     copies: String,
-    /// Whether destaging keeps a guest's FLUSHes in order: the backing gets no write that followed
-    /// a FLUSH before all writes that preceded it, and no write that followed an acknowledged write
-    /// with FUA before that write. Data that was dirty at a restart of hob counts as written between
-    /// two FLUSHes. Destaging is slower.
+    /// Whether destaging keeps the order of a guest's FLUSHes. A write after a FLUSH then reaches
+    /// the backing only after all writes before the FLUSH. A write after an acknowledged write with
+    /// FUA reaches the backing only after the write with FUA. Data that was dirty at a restart of
+    /// hob counts as written between two FLUSHes. Destaging is slower.
     ordered: bool,
     /// Whether a persistent cache is compared with its backing after a restart, before it serves:
     /// `auto` (unless there is evidence that the backing is unchanged), `always` or `trust`

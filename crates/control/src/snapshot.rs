@@ -77,9 +77,9 @@ pub struct DiskNow {
 pub struct DiskFigures {
     /// Time since the disk came online or its statistics were last reset, nanoseconds.
     pub elapsed_ns: u64,
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
     /// Bytes that guests have read.
     pub read_bytes: u64,
@@ -119,9 +119,9 @@ pub struct OutcomeFigures {
     pub class: String,
     /// Reason within the class; empty if the class is the whole reason.
     pub reason: String,
-    /// Requests.
+    /// Number of requests with this outcome.
     pub count: u64,
-    /// Sum of the latencies of these requests, nanoseconds.
+    /// Sum of the latencies of the requests with this outcome, nanoseconds.
     pub latency_sum_ns: u64,
 }
 
@@ -138,9 +138,9 @@ pub struct IoFigures {
     pub waited_ns: u64,
     /// Total latency of the I/Os after the scheduler, nanoseconds.
     pub total_ns: u64,
-    /// Bytes that these I/Os read.
+    /// Total bytes that the I/Os read.
     pub read_bytes: u64,
-    /// Bytes that these I/Os wrote.
+    /// Total bytes that the I/Os wrote.
     pub write_bytes: u64,
 }
 

@@ -17,11 +17,11 @@ pub struct DiskStats {
     pub elapsed_ns: u64,
     /// State of the disk's cache.
     pub cache: CacheState,
-    /// Requests of all kinds.
+    /// Number of requests of all kinds.
     pub requests: u64,
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
     /// Bytes that guests have read.
     pub read_bytes: u64,
@@ -64,7 +64,7 @@ pub struct DiskStats {
     pub checksum_mismatches: u64,
     /// Number of blocks that fit the cache.
     pub blocks: u64,
-    /// Blocks with data.
+    /// Number of blocks that hold data.
     pub blocks_cached: u64,
     /// Number of cached sectors (4 KiB).
     pub sectors_valid: u64,
@@ -171,9 +171,9 @@ pub struct CacheChoice {
 /// disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CacheCandidate {
-    /// Policy.
+    /// Replacement policy of the combination.
     pub policy: String,
-    /// Admission.
+    /// Admission rule of the combination.
     pub admission: String,
     /// Expected percentage of reads that hit.
     pub hit_percent: f64,
@@ -203,9 +203,9 @@ pub struct OutcomeStats {
     pub class: String,
     /// Reason within the class; empty if the class is the whole reason.
     pub reason: String,
-    /// Requests.
+    /// Number of requests with this outcome.
     pub count: u64,
-    /// Total bytes of these requests.
+    /// Total length of the requests with this outcome, bytes.
     pub bytes: u64,
     /// Percentage of all requests of the disk.
     pub percent: f64,
@@ -276,13 +276,13 @@ impl Show for f64 {
 vsphere! {
     /// Percentage of reads that flash served completely.
     cache_hit_percentage "vFlash:cacheHitPercentage" f64
-    /// Flash I/Os.
+    /// Number of flash I/Os.
     total_cache_ios "vFlash:totalCacheIOs" u64
     /// Mean latency of flash I/O, µs.
     mean_cache_io_latency "vFlash:meanCacheIOLatency" f64
     /// Mean latency of backing I/O, µs.
     mean_disk_io_latency "vFlash:meanDiskIOLatency" f64
-    /// Guest requests.
+    /// Number of guest requests.
     total_ios "totalIOs" u64
     /// Mean number of requests per second.
     mean_iops "meanIOPS" f64

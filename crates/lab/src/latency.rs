@@ -161,7 +161,7 @@ pub struct Played {
     pub series: Vec<Interval>,
 }
 
-/// Results of both runs.
+/// Results of the run without a cache, and of the run with the cache.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Latencies {
     /// Number of measured requests per run.

@@ -97,8 +97,8 @@ pub struct Skipped {
     pub first: Vec<SkippedEntry>,
 }
 
-/// Opens a trace file. The path "-" is standard input. One of blktrace's per-CPU files, or their
-/// common name, opens all of them as one trace.
+/// Opens a trace file. The path "-" is standard input. If the path is one of blktrace's per-CPU
+/// files, or the common part of their names, all of these files are opened as one trace.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or is empty, if its format is unknown, or if its

@@ -21,7 +21,7 @@ use super::formats::blktrace::{self, Order, RECORD_BYTES};
 use super::open::Counted;
 
 const BUFFER_BYTES: usize = 64 << 10;
-/// Maximum number of files. Each processor of the traced host has one.
+/// Maximum number of per-CPU files of a trace. Each processor of the traced host has one such file.
 const FILES_MAX: usize = 8192;
 
 /// Returns the per-CPU files to which `path` belongs, ordered by processor. `path` is one of the

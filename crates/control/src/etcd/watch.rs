@@ -19,7 +19,7 @@ const LINE_BYTES_MAX: usize = 64 << 20;
 /// A change of one key in etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdEvent {
-    /// Key.
+    /// Name of the key.
     pub key: String,
     /// New value of the key; `None` if the key was deleted.
     pub value: Option<Vec<u8>>,

@@ -275,8 +275,8 @@ pub(crate) struct NbdBacking {
     /// Start of the outage: the time of the last reply before the connection was lost.
     down_since: Option<Instant>,
     jobs: Jobs,
-    /// Number of acknowledged changes, plus one for those of earlier connections. `flushed` is the
-    /// number of these changes that a flush covered.
+    /// Number of acknowledged changes. All changes of earlier connections together count as one.
+    /// `flushed` is the number of these changes that a flush covered.
     changes: u64,
     flushed: u64,
     /// The changes that no flush covers, to repeat them on a new connection.

@@ -113,8 +113,9 @@ impl WorkerShares {
         }
     }
 
-    /// Returns true if another operation on a file may occupy a worker. Otherwise an operation on
-    /// this file is in flight, and the file's user asks again when that operation has ended.
+    /// Returns true if another operation on a file may occupy a worker. If the result is false, an
+    /// operation on this file is in flight, and the backing calls this function again when that
+    /// operation has ended.
     pub(crate) fn may_occupy(&self, file: FileNumber) -> bool {
         match self.shares.held(file.id()) {
             0 => true,

@@ -159,7 +159,7 @@ impl Drop for Unflushed {
     }
 }
 
-/// Disjoint ranges, by start.
+/// Disjoint ranges of a disk: the start and the end of each range, bytes.
 #[derive(Default)]
 struct Covered(BTreeMap<u64, u64>);
 
