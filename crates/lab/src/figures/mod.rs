@@ -115,7 +115,7 @@ pub struct FigureInfo {
 pub struct Fitted {
     /// Parameter of the workload generator, or part of the device model.
     pub input: &'static str,
-    /// The published result.
+    /// Published result to which the input was fitted.
     pub to: &'static str,
 }
 

@@ -341,7 +341,7 @@ impl FileBacking {
         FileReader { file: self.buffered().clone(), volatile: self.volatile.clone() }
     }
 
-    /// Starts a job on the helper thread, and awaits its end in the I/O ring.
+    /// Starts a job on the helper thread. A completion in the I/O ring reports the end of the job.
     fn ask_helper(&mut self, ring: &mut Ring, job: Job) {
         self.helper.start(job);
         let event = match self.event {

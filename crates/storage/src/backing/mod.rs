@@ -315,9 +315,11 @@ pub struct BackingInfo {
     /// Times of the last changes of a raw file when it was opened, if its filesystem has reliable
     /// timestamps.
     pub times: Option<ChangeTimes>,
-    /// Number of the backing's regular file when it was opened; `None` for other backings.
+    /// Device and inode number of the backing's regular file when it was opened; `None` for other
+    /// backings.
     pub file: Option<FileNumber>,
-    /// Paths of the regular files below an image, and their numbers when it was opened.
+    /// Paths of the regular files below an image, and the files' device and inode numbers when the
+    /// image was opened.
     pub lower_files: Vec<(PathBuf, FileNumber)>,
 }
 

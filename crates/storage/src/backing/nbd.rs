@@ -32,7 +32,7 @@
 //!
 //! # TLS
 //! A thread encrypts the connection of an `nbds://` URI ([`relay`]). The I/O ring uses a Unix
-//! socket to this thread. Identity and cached data do not depend on TLS.
+//! socket to this thread. The backing's identity and cached data do not depend on TLS.
 //!
 //! # Servers with fewer features
 //! Without FUA, a flush follows the write, also if the write is sent again to another server.
@@ -320,7 +320,8 @@ impl NbdBacking {
         (self.info.read_only, self.info.can_discard, self.info.can_fast_zero) = (false, true, true);
     }
 
-    /// Sets the numbers of the image file and of the files below it that the server has open.
+    /// Sets the device and inode numbers of the image file, and of the files below the image, that
+    /// the server has open.
     pub(crate) fn set_files(&mut self, file: Option<FileNumber>, lower_files: Vec<(PathBuf, FileNumber)>) {
         (self.info.file, self.info.lower_files) = (file, lower_files);
     }

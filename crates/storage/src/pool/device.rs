@@ -96,7 +96,7 @@ pub(super) struct OpenDevice {
     pub(super) data: Data,
     pub(super) access: &'static str,
     pub(super) size_bytes: u64,
-    /// Number of a regular file on this host.
+    /// Device and inode number of the device's regular file on this host; `None` for other devices.
     pub(super) file: Option<FileNumber>,
     /// Whether this opening created the file.
     created: bool,

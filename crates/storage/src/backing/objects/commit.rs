@@ -96,7 +96,7 @@ impl Disk {
     }
 
     /// Periodic check: verifies the ownership, and flushes data that was already unflushed at the
-    /// last check. `seen` is the result of the last check.
+    /// last check. `seen` is the value that the previous check returned.
     pub(super) async fn look_after(self: &Arc<Self>, seen: u64) -> u64 {
         if self.here.is_none() && self.store.has_outage() {
             // A reader makes no other periodic call that notices the end of the outage.

@@ -1,8 +1,9 @@
 //! The interface to an object store, with retries.
 //!
 //! [`Objects`] accesses one disk's objects in a store. [`RetryingStore`] retries failed calls for a
-//! limited time, and reports outages. Each attempt is limited too. A call that timed out may still
-//! take effect in the object store later, so callers must not assume that it had no effect.
+//! limited time, and reports outages. The duration of each attempt is limited too. A call that
+//! timed out may still take effect in the object store later, so callers must not assume that it
+//! had no effect.
 
 use std::future::Future;
 use std::ops::Range;

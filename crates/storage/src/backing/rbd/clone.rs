@@ -110,8 +110,8 @@ impl Image {
         Ok(Some(named))
     }
 
-    /// Returns the size of an object, which takes the place of a stripe, bytes. `None` for striped
-    /// images, and if librbd does not report the size.
+    /// Returns the size of the image's objects, which hob uses as the stripe size, bytes. `None`
+    /// for striped images, and if librbd does not report the size.
     pub(super) fn stripe_bytes(&self) -> Option<u64> {
         let (mut features, mut info) = (0, ImageInfo::default());
         // SAFETY: the image is open, and the length is that of the structure.
