@@ -1,6 +1,6 @@
 //! Errors of the TOML and JSON parsers for people: without the names of Rust types.
 
-/// Precedes the expected value in a parser's message.
+/// Text before the expected value in a parser's message.
 const EXPECTED: &str = ", expected ";
 
 /// Names of Rust's integers that may be settings, with their ranges.

@@ -310,7 +310,8 @@ impl Pool {
     }
 
     /// Returns the segments of a persistent cache on one device, without those `in_use`. Returns
-    /// `None` if one of them is not older than `ring`, the number of the ring that the cache uses.
+    /// `None` if the cache already had `ring`, its present journal ring, when it got one of these
+    /// segments.
     pub fn outdated_on(
         &self,
         device: DeviceId,
