@@ -311,8 +311,8 @@ impl LiveAdvice {
                 )
             }
             Confidence::WarmingUp => format!(
-                "Confidence: low while the load warms up. {first} of the last {recent} reads asked for new data. Confidence \
-                 is good at {} or less, and in any case after a day of requests, which takes {} more.",
+                "Confidence: low while the load warms up. {first} of the last {recent} reads asked for new data. \
+                 Confidence is good at {} or less, and in any case after a day of requests, which takes {} more.",
                 percent(FIRST_SHARE_WARM),
                 left.unwrap_or_default(),
             ),
