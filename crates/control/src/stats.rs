@@ -59,8 +59,8 @@ pub struct DiskStats {
     pub flash_errors: u64,
     /// Backing I/Os that failed.
     pub backing_errors: u64,
-    /// Sectors of flash whose checksum did not match. Each such sector was repaired from the
-    /// backing.
+    /// Number of sectors read from flash whose checksum did not match. For a clean sector, hob uses
+    /// the backing's data instead. Dirty data without another copy is lost.
     pub checksum_mismatches: u64,
     /// Number of blocks that fit the cache.
     pub blocks: u64,
