@@ -26,7 +26,7 @@ fn requests_wait_while_a_handle_is_stale_and_a_restart_of_hob_ends_it() {
     client.send(0, CMD_READ, 0, 4096, &[]).unwrap();
     wait_for("a problem in health", || {
         let health = hob.try_ctl(&["health"]).all();
-        health.contains("ESTALE") || health.contains("cannot open it again")
+        health.contains("ESTALE") || health.contains("cannot open the file again")
     });
     file.admit();
     wait_for("the reason in health", || hob.try_ctl(&["health"]).all().contains("no creation times"));

@@ -19,8 +19,8 @@ pub enum BackingState {
     },
     /// The backing is connected, and answered a request with an error within the last minute.
     Failing {
-        /// Time since the first of these errors, seconds. Errors count together unless a minute
-        /// without an error has passed between them.
+        /// Time since the first error of the present series, seconds. A minute without an error
+        /// ends a series.
         since_seconds: u64,
         /// Requests that failed in the last minute.
         failed_last_minute: u64,

@@ -88,8 +88,9 @@ pub struct DiskAdd {
     #[serde(default)]
     pub read_only: bool,
     /// How long the disk's requests wait for the backing during an outage: `30s`, `2m` or
-    /// `forever`. If absent, the setting of `[limits]` applies: `forever` by default. Does not
-    /// apply to RBD images, and to files and block devices only after `ESTALE`.
+    /// `forever`. If absent, the setting of `[limits]` applies: `forever` by default. The timeout
+    /// does not apply to RBD images. For files and block devices, the timeout applies only after
+    /// `ESTALE`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeout>,
     /// Size of a full stripe of the backing's storage: the data of one stripe, without parity. A
@@ -143,8 +144,8 @@ pub struct DiskResize {
 #[serde(deny_unknown_fields)]
 pub struct DiskPatch {
     /// How long the disk's requests wait for the backing during an outage: `30s`, `2m` or
-    /// `forever`. `default` selects the daemon's limit. Does not apply to RBD images, and to files
-    /// and block devices only after `ESTALE`.
+    /// `forever`. `default` selects the daemon's limit. The timeout does not apply to RBD images.
+    /// For files and block devices, the timeout applies only after `ESTALE`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeoutChange>,
     /// Size of a full stripe of the backing's storage: the data of one stripe, without parity. A

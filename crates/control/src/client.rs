@@ -1,8 +1,8 @@
 //! Client of the control API. The client opens one HTTP/1.1 connection per request, over a Unix
 //! socket, or over TCP with TLS.
 //!
-//! The file client.rs sends requests and reads responses. The files in `client/` have a row for
-//! each request (`requests.rs`).
+//! The file client.rs sends requests and reads responses. The files in `client/` list the requests,
+//! one row for each; the macro in `requests.rs` turns a row into a method.
 
 mod cluster;
 mod disks;
@@ -35,10 +35,10 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Longest wait for a response, seconds. The daemon's own limits are shorter.
 const ANSWER_SECONDS_MAX: u64 = 60;
 
-/// Longest wait for a place in the queue of connections that the daemon has not accepted.
+/// Longest time that the client waits for a place in the queue of the daemon's Unix socket.
 const QUEUE_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Interval between two attempts to get a place in this queue.
+/// Interval between two attempts to get a place in the queue of the daemon's Unix socket.
 const QUEUE_CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// Why a request of the client failed. Each variant needs a different reaction of the caller.
@@ -70,7 +70,7 @@ pub enum ClientError {
     /// The daemon refused the request.
     #[error("{problem}")]
     Refused {
-        /// HTTP status.
+        /// HTTP status of the response.
         status: u16,
         /// The daemon's error.
         problem: Problem,
@@ -245,7 +245,8 @@ impl Client {
         endpoint.strip_prefix("tcp:").unwrap_or("hob").to_owned()
     }
 
-    /// Turns a failed HTTP exchange into a TLS error, the end of the daemon, or a protocol error.
+    /// Returns why an HTTP exchange failed: no trust in a TLS certificate, a connection that ended
+    /// early, or an invalid response.
     fn failed(&self, error: hyper::Error) -> ClientError {
         match tls::cause(&error) {
             Some(why) => ClientError::Untrusted { endpoint: self.endpoint.clone(), why },

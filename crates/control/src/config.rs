@@ -20,8 +20,8 @@ pub struct ConfigDifference {
     pub subject: String,
     /// Name of the setting that differs. Empty if the object exists on one side only.
     pub key: String,
-    /// Value of the setting in hob.toml; absent if it is not set there. `changed` for a setting of
-    /// the daemon. If `key` is empty: the backing or the devices of the object.
+    /// Value of the setting in hob.toml; absent if it is not set there. For a setting of the daemon
+    /// itself, the text `changed`. If `key` is empty, the object's backing or devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
     /// Value of the setting in the daemon; absent if it is not set there, and for a setting of the

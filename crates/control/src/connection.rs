@@ -18,7 +18,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 pub(crate) struct Driver(Option<tokio::task::JoinHandle<hyper::Result<()>>>);
 
 impl Driver {
-    /// Lets the connection's task end by itself.
+    /// Drops the handle and leaves the connection open. The task ends when the connection ends.
     pub(crate) fn finish(mut self) {
         self.0.take();
     }

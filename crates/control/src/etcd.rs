@@ -93,7 +93,7 @@ pub enum EtcdError {
     /// Etcd refused the request, and did not execute it.
     #[error("etcd at {endpoint} refuses: {why}")]
     Refused {
-        /// The etcd member.
+        /// Endpoint of the etcd member.
         endpoint: String,
         /// Error that etcd reported.
         why: String,
@@ -101,7 +101,7 @@ pub enum EtcdError {
     /// No endpoint answered in time, or the response was invalid.
     #[error("{endpoint}: {why}")]
     Lost {
-        /// The etcd member.
+        /// Endpoint of the etcd member.
         endpoint: String,
         /// Why no valid response arrived.
         why: String,
@@ -188,7 +188,7 @@ impl Etcd {
         let told = self.ask("/v3/lease/grant", json!({ "TTL": seconds.to_string() }), wait_max).await?;
         match (number(&told.body, "ID"), number(&told.body, "TTL")) {
             (Some(id @ 1..), Some(seconds @ 1..)) => Ok((id, seconds)),
-            _ => Err(self.nonsense(told.by, "it granted a lease without an id or a time to live")),
+            _ => Err(self.nonsense(told.by, "etcd granted a lease without an id or a time to live")),
         }
     }
 
@@ -209,9 +209,8 @@ impl Etcd {
             let read = self.ask("/v3/kv/range", json!({ "key": encode(key.as_bytes()) }), wait_max).await?;
             let entry = entries(&read.body).into_iter().next();
             match entry {
-                _ if term == 0 || term != read.term => {
-                    Err(self.nonsense(told.by, "it was no longer etcd's leader when it renewed the lease"))
-                }
+                _ if term == 0 || term != read.term => Err(self
+                    .nonsense(told.by, "the member was no longer etcd's leader when it renewed the lease")),
                 Some(entry) if entry.lease == lease => Ok(seconds),
                 _ => Err(EtcdError::NoLease),
             }
@@ -276,7 +275,9 @@ impl Etcd {
             self.ask("/v3/kv/txn", json!({ "compare": compare, "success": success }), wait_max).await?;
         match told.body["succeeded"] {
             Value::Bool(true) if told.revision > 0 => Ok(Some(told.revision)),
-            Value::Bool(true) => Err(self.nonsense(told.by, "its response to a transaction has no revision")),
+            Value::Bool(true) => {
+                Err(self.nonsense(told.by, "etcd's response to a transaction has no revision"))
+            }
             _ => Ok(None),
         }
     }
@@ -319,7 +320,7 @@ impl Etcd {
         let is_success = answer.status().is_success();
         let bytes = self.collect(by, answer).await?;
         let body: Value = serde_json::from_slice(&bytes)
-            .map_err(|_| self.nonsense(by, "its response is not JSON; check that the endpoint is etcd"))?;
+            .map_err(|_| self.nonsense(by, "the response is not JSON; check that the endpoint is etcd"))?;
         if !is_success {
             return Err(self.refused(by, &body));
         }
@@ -377,7 +378,7 @@ impl Etcd {
 
     fn refused(&self, by: usize, body: &Value) -> EtcdError {
         let said = |name| body[name].as_str().filter(|text| !text.is_empty());
-        let why = said("message").or_else(|| said("error")).unwrap_or("it gave no reason");
+        let why = said("message").or_else(|| said("error")).unwrap_or("etcd gave no reason");
         if why.contains("lease not found") {
             return EtcdError::NoLease;
         }

@@ -32,7 +32,7 @@ pub struct Share {
     pub class: String,
     /// Reason within the class; empty if the class is the whole reason.
     pub reason: String,
-    /// Requests.
+    /// Number of requests with this reason.
     pub count: u64,
     /// Percentage of all requests of the disk.
     pub percent: f64,

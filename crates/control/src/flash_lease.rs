@@ -5,7 +5,8 @@ use utoipa::ToSchema;
 
 use crate::Size;
 
-/// `GET /v1/peers`: flash that this host lends to other hosts, and flash that it uses of theirs.
+/// `GET /v1/peers`: flash that this host lends to other hosts, and flash of other hosts that this
+/// host uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Peers {
     /// Flash that this host lends to other hosts.

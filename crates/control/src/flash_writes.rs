@@ -11,7 +11,7 @@ use crate::text::text_type;
 
 const DAYS_A_YEAR: f64 = 365.0;
 
-/// Largest numbers of drive writes per day, years and terabytes.
+/// Largest number of drive writes per day that a budget can have.
 const DWPD_MAX: f64 = 1000.0;
 const YEARS_MAX: f64 = 100.0;
 const TERABYTES_MAX: f64 = 1e6;
@@ -21,19 +21,20 @@ const BYTES_PER_DAY_MAX: f64 = (1u64 << 60) as f64;
 
 /// A flash write budget, as users write it: `1 DWPD`, `500G/day`, or `5 years at 600 TBW`.
 ///
-/// DWPD are writes of the whole pool per day, relative to the size of the pool's devices. TBW are
-/// the terabytes (10¹² bytes) that all devices of the pool together may be written.
+/// DWPD is the number of times a day that the caches may write as many bytes as the pool's devices
+/// have. TBW is the number of terabytes (10¹² bytes) that the caches may write to all devices of
+/// the pool together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FlashWrites {
-    /// Drive writes per day.
+    /// A number of drive writes per day.
     DriveWritesPerDay(f64),
-    /// Bytes a day.
+    /// A number of bytes a day.
     BytesPerDay(Size),
-    /// Years in which the pool may be written this number of terabytes.
+    /// A number of terabytes that may be written to the pool within a number of years.
     Endurance {
-        /// Years.
+        /// Number of years.
         years: f64,
-        /// Terabytes written.
+        /// Number of terabytes that may be written.
         terabytes: f64,
     },
 }
@@ -109,9 +110,9 @@ text_type!(
 /// New flash write budget of a pool: a budget, or `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlashWritesChange {
-    /// No budget.
+    /// The pool has no flash write budget.
     Off,
-    /// This budget.
+    /// The pool gets this flash write budget.
     Set(FlashWrites),
 }
 
@@ -175,16 +176,18 @@ pub struct FlashWritesUsage {
     pub covered_seconds: u64,
     /// Bytes that caches wrote to flash since the daemon started.
     pub written: Size,
-    /// Part of `written` that a budget may not refuse: all writes except copies of clean data.
+    /// Part of `written` that hob never refuses because of a budget: all writes except copies of
+    /// clean data.
     pub unrefusable: Size,
     /// Bytes that caches did not write to flash since the daemon started, because of the budget.
     pub refused: Size,
     /// Unused budget that caches can still write.
     pub saved: Size,
-    /// Bytes written beyond the budget. They reduce the budget of the following time.
+    /// Bytes that caches wrote beyond the budget. hob subtracts them from the budget of the
+    /// following time.
     pub debt: Size,
-    /// Bytes by which the filling of free blocks has exceeded the budget, and which later budget
-    /// has not offset yet.
+    /// Bytes that caches wrote beyond the budget to fill free blocks. Later budget that hob cannot
+    /// save, because a day's budget is saved already, reduces this number.
     pub loan: Size,
 }
 

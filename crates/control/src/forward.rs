@@ -1,5 +1,5 @@
-//! Forwards requests of other clients unchanged. Status, headers and body of the response are
-//! returned unread.
+//! Forwards requests of other clients unchanged. The response's status, headers and body are
+//! returned unchanged, too.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

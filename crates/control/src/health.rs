@@ -19,7 +19,7 @@ pub struct Health {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HealthStatus {
-    /// Nothing is wrong.
+    /// The daemon has no problem.
     Ok,
     /// There are problems. Objects that no problem names work normally.
     Degraded,

@@ -19,13 +19,13 @@ pub struct DiskHistograms {
 pub struct RequestHistogram {
     /// `length`, `seek`, `seek-nearest`, `outstanding`, `latency` or `interarrival`.
     pub metric: String,
-    /// Title for people.
+    /// Title of the metric, for users.
     pub title: String,
     /// Unit of the metric's values.
     pub unit: String,
     /// Class of the requests: `all` (reads and writes), `reads` or `writes`.
     pub class: String,
-    /// Values counted.
+    /// Number of values in the histogram.
     pub count: u64,
     /// Smallest value; null if the histogram is empty.
     pub min: Option<i64>,
@@ -37,7 +37,7 @@ pub struct RequestHistogram {
     pub buckets: Vec<RequestBucket>,
 }
 
-/// One bucket.
+/// One bucket of a histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RequestBucket {
     /// Largest value of the bucket. Null for the last bucket, which counts all larger values.

@@ -24,11 +24,11 @@ pub struct DiskLoad {
     pub is_counted: bool,
     /// Time since the disk came online or its statistics were last reset, nanoseconds.
     pub elapsed_ns: u64,
-    /// Requests of all kinds.
+    /// Number of requests of all kinds.
     pub requests: u64,
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
     /// Bytes that guests have read.
     pub read_bytes: u64,

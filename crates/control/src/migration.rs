@@ -219,7 +219,7 @@ pub struct Arrival {
     /// Further NBD exports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exports: Vec<Export>,
-    /// Entitlement of the disk, if one was configured.
+    /// Shares, reservation and limits of the disk, if they were configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos: Option<Qos>,
     /// The disk's datastore, if one was configured.

@@ -1,6 +1,6 @@
 //! Errors of the TOML and JSON parsers for people: without the names of Rust types.
 
-/// Precedes the expected value in a parser's message.
+/// Text before the expected value in a parser's message.
 const EXPECTED: &str = ", expected ";
 
 /// Names of Rust's integers that may be settings, with their ranges.
@@ -32,7 +32,8 @@ pub fn without_type_names(message: &str, table: &str) -> String {
     format!("{found}{EXPECTED}{expected}{position}")
 }
 
-/// Returns the description of a Rust type, if this is the name of one.
+/// Returns words for the value that a parser expected; `None` if `expected` names no known Rust
+/// type.
 fn described(expected: &str, table: &str) -> Option<String> {
     let is_one_of = |kinds: &[&str]| kinds.iter().any(|kind| expected.starts_with(kind));
     if let Some((_, least, most)) = INTEGERS.iter().find(|(name, ..)| *name == expected) {

@@ -40,7 +40,7 @@ pub enum PeerError {
     /// The peer refused the call.
     #[error("{status}: {problem}")]
     Refused {
-        /// HTTP status.
+        /// HTTP status of the response.
         status: u16,
         /// Error that the peer reported.
         problem: Problem,

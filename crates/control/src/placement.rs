@@ -51,15 +51,15 @@ pub struct ClusterMove {
 pub enum ClusterMoveState {
     /// The owner of the disk has not seen the order to move.
     Asked,
-    /// The owner asks the other host whether it can take the disk.
+    /// The owner asks the receiving host whether that host can take the disk.
     Offered,
-    /// The other host can take the disk.
+    /// The receiving host can take the disk.
     Welcome,
-    /// The owner writes dirty data to the backing, or the cache is copied to the other host.
+    /// The owner writes dirty data to the backing, or the cache is copied to the receiving host.
     Leaving,
-    /// No host owns the disk; the other host will take it.
+    /// No host owns the disk; the receiving host will take ownership.
     Given,
-    /// The other host owns the disk.
+    /// The receiving host owns the disk.
     Done,
     /// The disk stayed at its owner, or a third host took it.
     Failed,
@@ -94,7 +94,7 @@ pub struct ClusterAdvice {
     pub hits_then: f64,
     /// Guest reads per second, the sum over all disks in `disks`.
     pub reads: f64,
-    /// Caveats, as sentences.
+    /// Limits and possible errors of the advice, as sentences.
     pub caveats: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ pub struct ClusterAdvice {
 pub struct AdvisedHost {
     /// Name of the host.
     pub name: String,
-    /// Flash for caches.
+    /// Size of the host's flash for caches.
     pub flash: Size,
     /// Unused flash, included in `flash`.
     pub free: Size,

@@ -29,7 +29,7 @@ pub enum PlannedChange {
     /// Tell hob about an event of the disk's VM, such as a snapshot (`hob disk event`), which may
     /// drain or empty the cache.
     Event {
-        /// The event.
+        /// The event to report.
         event: LifeEvent,
     },
     /// Close the disk and open it again, with another access mode or datastore.
@@ -63,7 +63,7 @@ pub enum PlannedPoolChange {
     },
     /// Add a device to the pool.
     AddDevice {
-        /// The device.
+        /// The device to add.
         add: Box<DeviceAdd>,
     },
     /// Remove a device from the pool.

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::Size;
 
-/// The entitlement of a disk to its datastore and to flash.
+/// Shares, reservation and limits of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Qos {
@@ -68,7 +68,7 @@ pub struct QosPatch {
     pub flash_limit: Option<u32>,
 }
 
-/// The entitlement of one disk, and its datastore.
+/// Shares, reservation and limits of one disk, and the name of its datastore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskQos {
     /// The disk.
@@ -79,7 +79,7 @@ pub struct DiskQos {
     /// The storage policy that the disk follows, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// Entitlement of the disk.
+    /// Shares, reservation and limits of the disk.
     #[serde(flatten)]
     pub qos: Qos,
     /// Remarks about the change.
@@ -87,12 +87,12 @@ pub struct DiskQos {
     pub notes: Vec<String>,
 }
 
-/// A storage policy: a named entitlement for several disks.
+/// A storage policy: named shares, reservation and limits for several disks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoragePolicy {
     /// Name of the storage policy.
     pub name: String,
-    /// Entitlement of each disk that follows the policy.
+    /// Shares, reservation and limits of each disk that follows the policy.
     #[serde(flatten)]
     pub qos: Qos,
     /// Names of the disks that follow the policy.

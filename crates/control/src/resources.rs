@@ -12,15 +12,15 @@ use crate::{
 /// Version of the daemon and of its API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Version {
-    /// Always `hob`.
+    /// Name of the program: always `hob`.
     pub name: String,
     /// Version of the daemon.
     pub version: String,
     /// Version of the API as in its URLs (`v1`).
     pub api: String,
-    /// Process id.
+    /// Process id of the daemon.
     pub pid: u32,
-    /// Threads that serve I/O.
+    /// Number of shards, which are the threads that serve I/O.
     pub shards: usize,
 }
 
@@ -61,7 +61,7 @@ pub struct SharedLimits {
     pub min: Size,
     /// Maximum size; 0 for none.
     pub max: Size,
-    /// Weight of the cache's hits.
+    /// Weight of the cache's hits when hob chooses the sizes of the pool's shared caches.
     pub shares: u32,
     /// Whether the cache keeps its size.
     pub pin: bool,
@@ -74,7 +74,7 @@ pub struct SharedCapacity {
     pub size: Size,
     /// Capacity that has moved from one cache to another since the daemon started.
     pub moved: Size,
-    /// Dirty data that was written to the backings before its capacity moved.
+    /// Dirty data that hob wrote to the backings so that its capacity could move to another cache.
     pub destaged: Size,
     /// The shared caches, by disk name.
     pub caches: Vec<SharedCache>,
@@ -85,15 +85,17 @@ pub struct SharedCapacity {
 pub struct SharedCache {
     /// Name of the disk.
     pub disk: String,
-    /// Present size.
+    /// Present size of the cache.
     pub size: Size,
-    /// The size with the highest total benefit. Sizes approach it step by step.
+    /// Size that the cache should have for the highest benefit of all shared caches together. hob
+    /// changes the present size towards this size step by step.
     pub target: Size,
-    /// Limits of the size.
+    /// Limits of the cache's size.
     pub limits: SharedLimits,
-    /// Recent reads per second.
+    /// Recent reads of the disk per second.
     pub reads_per_second: u64,
-    /// Estimated share of these reads that the present size serves, in thousandths.
+    /// Estimated share of the disk's recent reads that a cache of the present size serves, in
+    /// thousandths.
     pub hit_permille: u32,
     /// Estimated additional hits per second with 1/16 more capacity.
     pub more_hits_per_second: u64,
@@ -134,7 +136,7 @@ pub struct Device {
     pub peer: Option<String>,
     /// Whether caches may allocate segments on the device. Never for a fenced device.
     pub admission: Admission,
-    /// Space for caches.
+    /// Space for caches on the device.
     pub size: Size,
     /// Unallocated space on the device.
     pub free: Size,
@@ -326,9 +328,9 @@ pub struct Cache {
     pub preset: Option<String>,
     /// Block size: the unit of fill and eviction.
     pub block_size: Size,
-    /// Replacement policy.
+    /// Replacement policy of the cache.
     pub policy: String,
-    /// Write mode.
+    /// Write mode of the cache.
     pub mode: String,
     /// The write mode in effect and its end, if it differs from `mode`: `write-through until the
     /// drain ends`.
@@ -338,7 +340,7 @@ pub struct Cache {
     pub persistent: bool,
     /// Layout of the cache: `unified`, or `split` into a read cache and a write buffer.
     pub layout: String,
-    /// Admission rule.
+    /// Admission rule of the cache.
     pub admission: String,
     /// Amount of data that a read miss brings into the cache.
     #[serde(default)]

@@ -63,8 +63,8 @@ macro_rules! settings {
 }
 
 settings! {
-    /// A preset of docs/presets.md; the other fields override its settings. In a patch, the preset
-    /// replaces all its settings.
+    /// A preset of docs/presets.md; the other fields override its settings. A PATCH request with a
+    /// preset also changes all settings that are part of the preset.
     preset: String,
     /// Block size: unit of fill and eviction, a power of two from 4K to 1M. A change empties the
     /// cache.
@@ -99,10 +99,10 @@ settings! {
     dirty_age_max: u32,
     /// `1`, `2-dirty` (two copies of dirty data) or `2` (two copies of all data).
     copies: String,
-    /// Whether destaging keeps a guest's FLUSHes in order: the backing gets no write that followed
-    /// a FLUSH before all writes that preceded it, and no write that followed an acknowledged write
-    /// with FUA before that write. Data that was dirty at a restart of hob counts as written between
-    /// two FLUSHes. Destaging is slower.
+    /// Whether destaging keeps the order of a guest's FLUSHes. A write after a FLUSH then reaches
+    /// the backing only after all writes before the FLUSH. A write after an acknowledged write with
+    /// FUA reaches the backing only after the write with FUA. Data that was dirty at a restart of
+    /// hob counts as written between two FLUSHes. Destaging is slower.
     ordered: bool,
     /// Whether a persistent cache is compared with its backing after a restart, before it serves:
     /// `auto` (unless there is evidence that the backing is unchanged), `always` or `trust`
@@ -118,7 +118,8 @@ settings! {
     min: Size,
     /// Maximum size of a shared cache; 0 for none.
     max: Size,
-    /// Weight of a shared cache's hits: `low`, `normal`, `high` or a number, 1000 by default.
+    /// Weight of a shared cache's hits when hob chooses the sizes of the shared caches: `low`,
+    /// `normal`, `high` or a number, 1000 by default.
     #[serde(deserialize_with = "shares_or_word")]
     shares: u32,
     /// Whether a shared cache keeps its present size.

@@ -31,7 +31,7 @@ pub enum SizeParseError {
 }
 
 impl Size {
-    /// Bytes.
+    /// Returns the number of bytes.
     pub const fn bytes(self) -> u64 {
         self.0
     }

@@ -13,15 +13,15 @@ pub struct DiskCurve {
     pub disk: String,
     /// Time since the disk came online or its curves were last reset, nanoseconds.
     pub elapsed_ns: u64,
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Total bytes of these reads.
+    /// Total length of the reads, bytes.
     pub read_bytes: u64,
     /// Percentage of reads served entirely from flash or memory.
     pub hit_percent: f64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
-    /// Total bytes of these writes.
+    /// Total length of the writes, bytes.
     pub write_bytes: u64,
     /// The disk's most recent reads.
     #[serde(default)]
@@ -52,7 +52,8 @@ pub struct RecentReads {
     #[serde(default)]
     pub write_bytes: u64,
     /// Number of reads in the latest complete interval of at least a minute and 1000 reads; 0
-    /// before the first one has ended. Unlike the recent reads, these soon exclude a warm-up.
+    /// before the first one has ended. Reads of a warm-up leave this interval sooner than they
+    /// leave the recent reads.
     #[serde(default)]
     pub latest_reads: u64,
     /// Percentage of the latest reads that flash or memory served completely.
@@ -69,7 +70,7 @@ pub struct CurveCache {
     pub block_size: Size,
     /// Replacement policy of the cache.
     pub policy: String,
-    /// Write mode.
+    /// Write mode of the cache.
     pub mode: String,
     /// Hit percentage of an LRU cache of this size according to the miss-ratio curve. The curve is
     /// the one with the largest block size up to the cache's.

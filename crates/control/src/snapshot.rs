@@ -28,8 +28,8 @@ pub struct Snapshot {
     /// Cluster membership of this host. Absent if the host is in no cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<Cluster>,
-    /// Changes that continue in the background, and changes that ended after the response to their
-    /// request.
+    /// Changes that continue in the background, and changes that ended after the daemon had
+    /// answered their request.
     #[serde(default)]
     pub tasks: Vec<Task>,
 }
@@ -58,7 +58,7 @@ pub struct DeviceFigures {
     pub in_flight: u64,
 }
 
-/// A disk with its entitlement and counters.
+/// A disk, with its shares, reservation, limits and counters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskNow {
     /// The disk, as in `GET /v1/disks`.
@@ -77,9 +77,9 @@ pub struct DiskNow {
 pub struct DiskFigures {
     /// Time since the disk came online or its statistics were last reset, nanoseconds.
     pub elapsed_ns: u64,
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
     /// Bytes that guests have read.
     pub read_bytes: u64,
@@ -119,9 +119,9 @@ pub struct OutcomeFigures {
     pub class: String,
     /// Reason within the class; empty if the class is the whole reason.
     pub reason: String,
-    /// Requests.
+    /// Number of requests with this outcome.
     pub count: u64,
-    /// Sum of the latencies of these requests, nanoseconds.
+    /// Sum of the latencies of the requests with this outcome, nanoseconds.
     pub latency_sum_ns: u64,
 }
 
@@ -138,9 +138,9 @@ pub struct IoFigures {
     pub waited_ns: u64,
     /// Total latency of the I/Os after the scheduler, nanoseconds.
     pub total_ns: u64,
-    /// Bytes that these I/Os read.
+    /// Total bytes that the I/Os read.
     pub read_bytes: u64,
-    /// Bytes that these I/Os wrote.
+    /// Total bytes that the I/Os wrote.
     pub write_bytes: u64,
 }
 

@@ -17,11 +17,11 @@ pub struct DiskStats {
     pub elapsed_ns: u64,
     /// State of the disk's cache.
     pub cache: CacheState,
-    /// Requests of all kinds.
+    /// Number of requests of all kinds.
     pub requests: u64,
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
     /// Bytes that guests have read.
     pub read_bytes: u64,
@@ -59,12 +59,12 @@ pub struct DiskStats {
     pub flash_errors: u64,
     /// Backing I/Os that failed.
     pub backing_errors: u64,
-    /// Sectors of flash whose checksum did not match. Each such sector was repaired from the
-    /// backing.
+    /// Number of sectors read from flash whose checksum did not match. For a clean sector, hob uses
+    /// the backing's data instead. Dirty data without another copy is lost.
     pub checksum_mismatches: u64,
     /// Number of blocks that fit the cache.
     pub blocks: u64,
-    /// Blocks with data.
+    /// Number of blocks that hold data.
     pub blocks_cached: u64,
     /// Number of cached sectors (4 KiB).
     pub sectors_valid: u64,
@@ -102,7 +102,8 @@ pub struct DiskStats {
     /// Cached bytes that are not served until they are compared with the backing.
     #[serde(default)]
     pub unverified_bytes: u64,
-    /// Unverified bytes when the cache was recovered; 0 when all are compared.
+    /// Unverified bytes that the cache had when it was recovered; 0 after all of them were
+    /// compared.
     #[serde(default)]
     pub to_verify_bytes: u64,
     /// Cached bytes that were compared with the backing after a restart and were equal.
@@ -134,7 +135,8 @@ pub struct DiskStats {
     /// Bytes that read misses brought into the cache in addition to those that guests read.
     #[serde(default)]
     pub extra_read_bytes: u64,
-    /// Uses of blocks whose data only additional reads (setting `fill`) had brought into the cache.
+    /// Number of times that guests used a block whose data was in the cache only because of
+    /// additional reads (setting `fill`).
     #[serde(default)]
     pub extra_blocks_used: u64,
     /// Writes that were sent to the backing in one I/O with other writes.
@@ -169,9 +171,9 @@ pub struct CacheChoice {
 /// disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CacheCandidate {
-    /// Policy.
+    /// Replacement policy of the combination.
     pub policy: String,
-    /// Admission.
+    /// Admission rule of the combination.
     pub admission: String,
     /// Expected percentage of reads that hit.
     pub hit_percent: f64,
@@ -201,9 +203,9 @@ pub struct OutcomeStats {
     pub class: String,
     /// Reason within the class; empty if the class is the whole reason.
     pub reason: String,
-    /// Requests.
+    /// Number of requests with this outcome.
     pub count: u64,
-    /// Total bytes of these requests.
+    /// Total length of the requests with this outcome, bytes.
     pub bytes: u64,
     /// Percentage of all requests of the disk.
     pub percent: f64,
@@ -274,13 +276,13 @@ impl Show for f64 {
 vsphere! {
     /// Percentage of reads that flash served completely.
     cache_hit_percentage "vFlash:cacheHitPercentage" f64
-    /// Flash I/Os.
+    /// Number of flash I/Os.
     total_cache_ios "vFlash:totalCacheIOs" u64
     /// Mean latency of flash I/O, µs.
     mean_cache_io_latency "vFlash:meanCacheIOLatency" f64
     /// Mean latency of backing I/O, µs.
     mean_disk_io_latency "vFlash:meanDiskIOLatency" f64
-    /// Guest requests.
+    /// Number of guest requests.
     total_ios "totalIOs" u64
     /// Mean number of requests per second.
     mean_iops "meanIOPS" f64

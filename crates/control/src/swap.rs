@@ -110,7 +110,7 @@ pub struct SwapChanged {
 /// Flash of a pool that a swap area occupies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SwapRoom {
-    /// The area's name.
+    /// Name of the swap area.
     pub name: String,
     /// Flash that the swap area occupies.
     pub size: Size,

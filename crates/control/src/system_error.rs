@@ -6,8 +6,8 @@ use std::io;
 /// Beginning of the number in `No such file or directory (os error 2)`.
 const BEGIN: &str = " (os error ";
 
-/// Removes the numbers of system errors from a text. A number stays unless it follows the system's
-/// text of that error, so that names which look like numbers stay too.
+/// Removes the numbers of system errors from a text. The function removes a number only if the
+/// system's text for this error precedes it. So a file name that looks like an error number stays.
 pub fn without_error_numbers(text: &str) -> Cow<'_, str> {
     if !text.contains(BEGIN) {
         return text.into();

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use crate::Dirty;
 
-/// A change that is in progress, or that ended after the response to its request.
+/// A change that is in progress, or a change that ended after the daemon had answered its request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Task {
     /// Number of the task. The number is unique until the daemon restarts.

@@ -30,7 +30,7 @@ pub enum ClientTlsError {
     Unusable {
         /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Why the TLS library refuses the file's contents.
         source: rustls::Error,
     },
 }

@@ -13,7 +13,7 @@
 //! | 21 | zeroes | zeroes |
 //!
 //! Frames are sent many times a second, with or without records. A frame that reports a duration of
-//! t follows all records of requests before t, except dropped ones.
+//! t is sent after the records of all requests that arrived before t, except dropped requests.
 
 /// Size in bytes of a frame's head, and also of a record.
 const UNIT_BYTES: usize = 24;
@@ -113,7 +113,8 @@ pub struct TraceStreamError(&'static str);
 #[derive(Debug, Default)]
 pub struct TraceDecoder {
     held: Vec<u8>,
-    /// Number of bytes of `held`, the bytes received so far, that were decoded.
+    /// Number of bytes at the start of `held` that were decoded. `held` contains the bytes received
+    /// so far.
     used: usize,
 }
 

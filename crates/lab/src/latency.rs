@@ -161,7 +161,7 @@ pub struct Played {
     pub series: Vec<Interval>,
 }
 
-/// Results of both runs.
+/// Results of the run without a cache, and of the run with the cache.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Latencies {
     /// Number of measured requests per run.
@@ -271,7 +271,7 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     }
     if is_moved {
         notes.push(
-            "several disks or addresses beyond 4 TiB were moved together on one disk: seeks are too short"
+            "several disks or addresses beyond 4 TiB were moved together on one disk: simulated seeks are too short"
                 .to_owned(),
         );
     }

@@ -1,5 +1,5 @@
-//! Memory of one disk's memory tier. The shard copies payload into it and out of it, as the engine
-//! requests.
+//! Memory of one disk's memory tier. The shard copies payload between this memory and buffers when
+//! the engine requests a copy.
 //!
 //! All pages of an area are allocated when the area is created, so that no copy waits for a page
 //! fault. The kernel performs no I/O on the area. Only [`Area::copy`] accesses it.

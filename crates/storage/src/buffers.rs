@@ -7,7 +7,8 @@
 //!
 //! # Rules
 //! * A buffer exists while it has references: [`Arena::alloc`] creates one, [`Arena::retain`] adds
-//!   one, [`Arena::release`] drops one. Operations in the I/O ring hold one each.
+//!   one, [`Arena::release`] drops one. Each operation in the I/O ring has a reference to its
+//!   buffer.
 //! * New buffers have undefined content. If a guest could see the end of a partly filled buffer,
 //!   the caller fills it with zeroes.
 //! * Borrowing bytes that the kernel may fill panics, because it is a bug of the caller. Bytes that
@@ -341,7 +342,7 @@ impl Arena {
     fn locate(&self, slice: BufferSlice) -> usize {
         let buffer = self.buffer(slice.id);
         buffer.assert_holds(slice);
-        assert!(!buffer.shared.is_some(), "somebody else's memory is not borrowed");
+        assert!(!buffer.shared.is_some(), "memory outside the arena is not borrowed");
         buffer.page as usize * PAGE_BYTES + slice.offset as usize
     }
 

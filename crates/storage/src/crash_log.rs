@@ -77,8 +77,8 @@ impl SurvivingFile {
         self.is_failing.swap(is_failing, Relaxed)
     }
 
-    /// Removes the file if the cache of this crash log was closed or removed, and returns whether
-    /// it was.
+    /// Removes the file if the cache of this crash log was closed or removed. Returns true in this
+    /// case, even if the file cannot be removed.
     pub fn remove_if_ended(&self) -> bool {
         let has_ended = self.has_ended.load(Relaxed);
         if has_ended {

@@ -115,8 +115,9 @@ fn stable_link(dev: &Path, sys: &Path, device: &Metadata) -> Option<PathBuf> {
     })
 }
 
-/// Returns the path of a logical volume below `/dev`, from its name in the device mapper: the names
-/// of the group and the volume with doubled hyphens, and a hyphen between them.
+/// Returns the path of a logical volume below `/dev`, from its name in the device mapper. That name
+/// consists of the volume group's name, a hyphen, and the volume's name. Hyphens within the two
+/// names are doubled.
 fn logical_volume(name: &str) -> Option<PathBuf> {
     let joined = name.replace("--", "\0");
     let (group, volume) = joined.split_once('-')?;

@@ -1,13 +1,14 @@
 //! Properties of a file's filesystem: whether its data is in memory, and whether operations on the
-//! file may block. This module also returns the number of a file in its filesystem.
+//! file may block. This module also returns the device and inode number of a file.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 
-/// Device and inode of a regular file. They distinguish the file from every other existing file.
+/// Device and inode number of a regular file. The two numbers distinguish the file from every other
+/// existing file.
 pub type FileNumber = (u64, u64);
 
-/// Returns the number of a regular file; `None` for a file of another type.
+/// Returns the device and inode number of a regular file; `None` for a file of another type.
 pub fn file_number(metadata: &Metadata) -> Option<FileNumber> {
     metadata.is_file().then(|| (metadata.dev(), metadata.ino()))
 }

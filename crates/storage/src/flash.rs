@@ -27,7 +27,7 @@ use crate::pool::{DeviceFlushes, FlashFile};
 use crate::ring::{Completion, Fd, JOURNAL_ROOM_BYTES, Ring};
 use crate::token::{Token, TokenSpace};
 
-/// Longest [`IoOp::WriteJournal`], bytes.
+/// Maximum length of an [`IoOp::WriteJournal`], bytes.
 pub const JOURNAL_IO_BYTES_MAX: u32 = 64 << 10;
 
 /// Default time after which a waiting I/O to remote flash is reported.
@@ -88,7 +88,7 @@ impl std::fmt::Debug for Remote {
 pub struct DeviceCounts {
     /// Number of completed reads, writes and flushes.
     pub ios: u64,
-    /// Number of these I/Os that failed.
+    /// Number of completed reads, writes and flushes that failed.
     pub errors: u64,
     /// Number of bytes read from the device.
     pub read_bytes: u64,
@@ -442,7 +442,7 @@ impl Flash {
         }
     }
 
-    /// Removes the drivers of detached devices that have ended.
+    /// Drops detached remote devices whose drivers have closed their connections.
     fn tidy(&mut self) {
         let is_over = |it: &Remote| it.left && it.driver.is_closed() && it.failed.is_empty();
         self.remotes.retain(|it| !is_over(it));

@@ -51,10 +51,10 @@ const RESIZE: i64 = 3;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LockError {
     /// Another hob process has the file open.
-    #[error("another process holds its lock")]
+    #[error("another process holds the file's lock")]
     InUse,
     /// QEMU has the file open. The text names the conflicting permission.
-    #[error("QEMU or one of its tools has it open and does not share it (image lock \"{0}\")")]
+    #[error("QEMU or one of its tools has the file open and does not share it (image lock \"{0}\")")]
     Qemu(&'static str),
     /// An error of the operating system.
     #[error("{0}")]
@@ -204,8 +204,8 @@ fn lock_for_qemu(file: BorrowedFd<'_>, used: &[i64], unshared: &[i64]) -> Result
     Ok(())
 }
 
-/// The lock of a file or block device, and of the files below it, until it is dropped. For programs
-/// that write to a disk without a backing.
+/// Locks of a file or block device, and of the files below it. Programs that write to a disk
+/// without opening a backing take these locks. Dropping this value releases the locks.
 #[derive(Debug)]
 pub struct PathLock {
     _file: File,

@@ -1,9 +1,9 @@
 //! An anonymous memory mapping: the bytes of an [`Arena`](crate::buffers::Arena) or an
 //! [`Area`](crate::area::Area).
 //!
-//! Why `unsafe`: the kernel accesses these pages through raw addresses while Rust code borrows
-//! other parts of them, so a `Vec<u8>` is not possible. Every access is bounds-checked in this
-//! file. The arena ensures that no two accesses overlap.
+//! Why `unsafe`: the kernel accesses the mapping's pages through raw addresses while Rust code
+//! borrows other parts of the mapping, so a `Vec<u8>` is not possible. Every access is
+//! bounds-checked in this file. The arena ensures that no two accesses overlap.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;

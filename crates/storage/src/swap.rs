@@ -114,7 +114,8 @@ const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// Reason why an area cannot be used as swap, or cannot be deactivated.
 #[derive(Debug, thiserror::Error)]
 pub enum SwapError {
-    /// The kernel cannot safely swap to the device stack. The text continues "The device …".
+    /// The kernel cannot safely swap to the device stack. The text is the end of a sentence that
+    /// begins with "The device".
     #[error("{0}")]
     Unsafe(String),
     /// A loop device that hob did not create uses the area.

@@ -39,7 +39,7 @@ impl Token {
         (self.0 >> 48) as u16
     }
 
-    /// Returns the owner: for which object of that kind the completion is.
+    /// Returns the owner: the object, of the token's kind, that gets the completion.
     pub const fn owner(self) -> u16 {
         (self.0 >> 32) as u16
     }

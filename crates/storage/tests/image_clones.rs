@@ -24,8 +24,8 @@ fn run(program: &str, args: &[&str]) {
     assert!(status.unwrap_or_else(|error| panic!("{program}: {error}")).success(), "{program} {args:?}");
 }
 
-/// A golden image with noise, and a clone of it. The clone has itself 4 KiB at 1 MiB, and 64 KiB of
-/// zeroes at 3 MiB.
+/// A golden image with noise, and a clone of it. The clone's own data is 4 KiB at offset 1 MiB, and
+/// 64 KiB of zeroes at offset 3 MiB.
 struct Images {
     dir: tempfile::TempDir,
     base: ImageFile,

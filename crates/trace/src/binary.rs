@@ -37,7 +37,8 @@ const HEADER_CRC: std::ops::Range<usize> = 0x2c..0x30;
 pub struct Header {
     /// Format version of a trace that was read. Written traces always have [`VERSION`].
     pub version: u32,
-    /// Number of records. 0 if the writer could not seek back. The file size then gives the number.
+    /// Number of records; 0 if the writer could not return to the header, for example in a pipe. A
+    /// reader then computes the number from the length of the trace.
     pub records: u64,
     /// Highest disk number plus one, or 0 if unknown.
     pub disks: u32,
@@ -286,7 +287,7 @@ impl<R: Read> Reader<R> {
     }
 
     /// Returns the next block of about ten thousand records, or an empty slice at the end. A caller
-    /// must not mix this with the iterator.
+    /// uses either this method or the iterator, not both.
     ///
     /// # Errors
     /// Returns an error for a wrong checksum, an invalid record, or an error of the file. All valid

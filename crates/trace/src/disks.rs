@@ -17,7 +17,8 @@ pub(super) struct Disks {
     names: Vec<String>,
     by_name: HashMap<String, u16>,
     by_id: HashMap<u64, u16>,
-    /// Result of the last look-up, because successive requests mostly go to the same disk.
+    /// Id and number of the disk that was looked up last. Successive requests mostly go to the same
+    /// disk.
     last_id: Option<(u64, u16)>,
 }
 
@@ -56,7 +57,8 @@ impl Disks {
         Ok(disk)
     }
 
-    /// Adds disk numbers up to `disk`, with the numbers as names. hob's own formats use this.
+    /// Adds disk numbers up to `disk`, with the numbers as names. The parsers of hob's own formats
+    /// call this function.
     pub(super) fn own(&mut self, disk: u16) {
         while self.names.len() <= usize::from(disk) {
             self.names.push(self.names.len().to_string());

@@ -102,7 +102,7 @@ pub(super) fn operation(text: &str) -> Result<Op, Reason> {
     }
 }
 
-/// Parses a text that stands for one of `choices`.
+/// Returns the value that `choices` has for a text.
 pub(super) fn choice<T: Copy>(text: &str, what: &str, choices: &[(&str, T)]) -> Result<T, Reason> {
     let found = choices.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
     found.ok_or_else(|| format!("{what} is unknown: {}", quoted(text)).into())

@@ -97,8 +97,8 @@ pub struct Skipped {
     pub first: Vec<SkippedEntry>,
 }
 
-/// Opens a trace file. The path "-" is standard input. One of blktrace's per-CPU files, or their
-/// common name, opens all of them as one trace.
+/// Opens a trace file. The path "-" is standard input. If the path is one of blktrace's per-CPU
+/// files, or the common part of their names, all of these files are opened as one trace.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or is empty, if its format is unknown, or if its
@@ -250,8 +250,8 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// The data of a stream after its head, which are the first bytes for the detection of the format.
-/// If reading the head ended with an error, the first read returns the error.
+/// The data of a stream after its head. The head is the first bytes, from which the format is
+/// detected. If reading the head ended with an error, the first read returns the error.
 struct Rest {
     decoded: Box<dyn Read + Send>,
     failed: Option<io::Error>,

@@ -21,7 +21,7 @@ use super::formats::blktrace::{self, Order, RECORD_BYTES};
 use super::open::Counted;
 
 const BUFFER_BYTES: usize = 64 << 10;
-/// Maximum number of files. Each processor of the traced host has one.
+/// Maximum number of per-CPU files of a trace. Each processor of the traced host has one such file.
 const FILES_MAX: usize = 8192;
 
 /// Returns the per-CPU files to which `path` belongs, ordered by processor. `path` is one of the
@@ -108,7 +108,7 @@ impl<R: Read> Source<R> {
 
     fn invalid(&self, what: &str) -> io::Error {
         let (number, name) = (self.number, &self.name);
-        let advice = "trace again, or move the files without this one to another directory";
+        let advice = "record the trace again, or move the other files to another directory";
         io::Error::new(io::ErrorKind::InvalidData, format!("record {number} of {name} {what}; {advice}"))
     }
 }

@@ -109,8 +109,8 @@ pub struct SizeBucket {
 }
 
 /// Reads and writes that begin where an earlier request of the disk ended. Only the 16 newest ends
-/// of all disks together are remembered. If a request begins at one of these ends, the end of this
-/// request replaces it.
+/// of all disks together are remembered. If a request begins at a remembered end, hob remembers the
+/// end of this request instead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Sequential {
     /// Share of sequential requests, per cent.

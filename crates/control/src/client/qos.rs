@@ -4,11 +4,11 @@ use super::requests::requests;
 use crate::{Datastore, DatastorePatch, DiskQos, QosPatch, StoragePolicy};
 
 requests! {
-    /// Returns the entitlements of all disks.
+    /// Returns the shares, reservations and limits of all disks.
     qos_list() -> Vec<DiskQos>: GET "/v1/qos";
-    /// Returns the entitlement of a disk.
+    /// Returns the shares, reservation and limits of a disk.
     qos[disk]() -> DiskQos: GET "/v1/disks/{disk}/qos";
-    /// Changes the entitlement of a disk.
+    /// Changes the shares, reservation or limits of a disk.
     qos_set[disk](patch: &QosPatch) -> DiskQos: PATCH "/v1/disks/{disk}/qos", patch;
     /// Returns all storage policies.
     storage_policies() -> Vec<StoragePolicy>: GET "/v1/storage-policies";

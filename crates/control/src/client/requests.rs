@@ -7,7 +7,8 @@
 //! }
 //! ```
 //! Parameters in square brackets are names, which are percent-encoded for the path. The last
-//! expression is the body. A path can end with `{}`, for the value in parentheses after it.
+//! expression of a row is the body of the request. A path can end with `{}`, which stands for the
+//! value in parentheses after the path.
 
 macro_rules! requests {
     (@body) => { None::<&()> };

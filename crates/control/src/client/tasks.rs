@@ -4,7 +4,8 @@ use super::requests::requests;
 use crate::Task;
 
 requests! {
-    /// Returns the tasks in progress, and those that ended after the response to their request.
+    /// Returns the tasks in progress, and tasks that ended after the daemon had answered their
+    /// request.
     tasks() -> Vec<Task>: GET "/v1/tasks";
     /// Cancels a task, and returns all tasks.
     task_cancel(id: u64) -> Vec<Task>: DELETE "/v1/tasks/{id}";

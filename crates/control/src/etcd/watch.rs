@@ -19,7 +19,7 @@ const LINE_BYTES_MAX: usize = 64 << 20;
 /// A change of one key in etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdEvent {
-    /// Key.
+    /// Name of the key.
     pub key: String,
     /// New value of the key; `None` if the key was deleted.
     pub value: Option<Vec<u8>>,
@@ -88,7 +88,7 @@ impl Etcd {
         let mut watch = EtcdWatch { etcd: self, by, body, bytes: Vec::new(), _driver: driver };
         for _ in &questions {
             if watch.line().await?["created"] != Value::Bool(true) {
-                return Err(self.nonsense(by, "it did not start the watch"));
+                return Err(self.nonsense(by, "etcd did not start the watch"));
             }
         }
         Ok(watch)
@@ -96,7 +96,7 @@ impl Etcd {
 }
 
 impl EtcdWatch<'_> {
-    /// Returns the next events, for each prefix in the order of etcd's revisions.
+    /// Returns the next events. Events of one prefix are in the order of etcd's revisions.
     ///
     /// # Errors
     /// Returns an [`EtcdError`] if the watch has ended.
@@ -125,17 +125,17 @@ impl EtcdWatch<'_> {
             match self.body.frame().await {
                 Some(Ok(frame)) => self.bytes.extend_from_slice(&frame.into_data().unwrap_or_default()),
                 Some(Err(error)) => return Err(wrong(error.to_string())),
-                None => return Err(wrong("it ended the watch".to_owned())),
+                None => return Err(wrong("etcd ended the watch".to_owned())),
             }
         };
         let line: Vec<u8> = self.bytes.drain(..=end).collect();
         let mut value: Value = serde_json::from_slice(&line)
-            .map_err(|_| wrong("its response is not JSON; check that the endpoint is etcd".to_owned()))?;
+            .map_err(|_| wrong("the response is not JSON; check that the endpoint is etcd".to_owned()))?;
         let result = value["result"].take();
         let is_over = result["canceled"] == Value::Bool(true);
         if !result.is_object() || is_over {
             let said = value["error"]["message"].as_str().or_else(|| result["cancel_reason"].as_str());
-            let why = said.unwrap_or("it ended the watch");
+            let why = said.unwrap_or("etcd ended the watch");
             return Err(wrong(why.chars().take(200).collect()));
         }
         Ok(result)
@@ -229,7 +229,7 @@ mod tests {
             assert_eq!(told[0], Ok(vec![event("t/a", Some(b"x"), 5)]));
             assert_eq!(told[1], Ok(vec![event("h/a", None, 6)]));
             assert_eq!(told[2], Ok(Vec::new()));
-            assert!(told[3].as_ref().unwrap_err().contains("it ended the watch"), "{told:?}");
+            assert!(told[3].as_ref().unwrap_err().contains("etcd ended the watch"), "{told:?}");
         }
     }
 
@@ -238,7 +238,7 @@ mod tests {
         for (text, why) in [
             (r#"{"error":{"message":"etcdserver: no leader"}}"#.to_owned(), "no leader"),
             ("not JSON".to_owned(), "not JSON"),
-            (format!("{CREATED}\n{{\"result\":{{}}}}"), "it did not start the watch"),
+            (format!("{CREATED}\n{{\"result\":{{}}}}"), "etcd did not start the watch"),
             (
                 format!(
                     "{CREATED}\n{CREATED}\n{{\"result\":{{\"canceled\":true,\"cancel_reason\":\"compacted\"}}}}"

@@ -143,7 +143,7 @@ pub(super) fn choose(
         .collect()
 }
 
-/// Returns true if two caches differ at most in size.
+/// Returns true if two caches are equal or differ only in size.
 pub(super) fn is_same_combination(a: &Setting, b: &Setting) -> bool {
     Setting { cache_bytes: b.cache_bytes, ..*a } == *b
 }

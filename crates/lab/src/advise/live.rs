@@ -311,8 +311,8 @@ impl LiveAdvice {
                 )
             }
             Confidence::WarmingUp => format!(
-                "Confidence: low while the load warms up. {first} of the last {recent} reads asked for new data. It is \
-                 good at {} or less, and in any case after a day of requests, which takes {} more.",
+                "Confidence: low while the load warms up. {first} of the last {recent} reads asked for new data. \
+                 Confidence is good at {} or less, and in any case after a day of requests, which takes {} more.",
                 percent(FIRST_SHARE_WARM),
                 left.unwrap_or_default(),
             ),
@@ -589,7 +589,7 @@ fn push_block(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) 
     let others: Vec<String> =
         others.map(|curve| format!("{} with {}", hits(curve), bytes(curve.block_bytes))).collect();
     let sentence = format!(
-        "Blocks: {} is the largest of those followed without loss of hits, {} ({}).",
+        "Blocks: {} is the largest measured size without loss of hits, {} ({}).",
         bytes(cache.block_bytes),
         percent(cache.read_hit_ratio),
         others.join(", "),
@@ -665,7 +665,7 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
     if seconds < DAY_S {
         let time = Unit::Seconds.text(seconds);
         say(format!(
-            "This was learnt in {time}: data that is read again only after a longer time counts as new."
+            "The curves were measured for {time}: data that is read again only after a longer time counts as new."
         ));
     }
     if advice.verdict == Verdict::Cache && best < 0.5 {
@@ -677,7 +677,7 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
     let rate = disk.block_sizes.first().map_or(1.0, |curve| curve.sample_rate);
     if rate < 1.0 {
         let part = percent(rate);
-        advice.caveats.push(format!("The curves are estimated from {part} of the blocks (4 KiB ones)."));
+        advice.caveats.push(format!("The curves are estimated from {part} of the disk's 4 KiB blocks."));
     }
     advice.caveats.push(
         "These figures assume LRU, and count a read once for each block that it touches. Advice on policies, \

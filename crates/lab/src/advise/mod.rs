@@ -15,7 +15,7 @@
 //!
 //! If a cache does not help, the advice says so. The same trace and options give the same advice.
 //! Sizes are in bytes, times in nanoseconds, and ratios from 0 to 1. Discards remove cached data,
-//! and flushes take time in the replays. Their own latencies do not count.
+//! and flushes take time in the replays. The latencies of discards and flushes do not count.
 
 mod candidates;
 mod curves;

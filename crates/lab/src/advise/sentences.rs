@@ -525,17 +525,19 @@ fn push_trace_caveats(advice: &mut Advice, held: &CollectedTrace) {
             profile.disks
         ));
     } else if held.is_moved && advice.verdict == Verdict::Cache {
-        advice.caveats.push("Addresses beyond 4 TiB were moved together, so seeks are too short.".to_owned());
+        advice.caveats.push(
+            "Addresses beyond 4 TiB were moved together, so the simulated seeks are too short.".to_owned(),
+        );
     }
     if let Some(seconds) = latency::seconds(held).filter(|seconds| *seconds < DAY_S) {
         let what = match advice.verdict {
             Verdict::NoCache => {
-                "data that is read once in it may be read again within a day, so record a longer one to be sure"
+                "data that is read once in this time may be read again within a day: record a longer trace to be sure"
             }
             Verdict::Cache if seconds < HOUR_S => {
-                "figures for a day assume that the whole day is like it, and a longer one may show more reuse"
+                "figures for a day assume the same load all day, and a longer trace may show more reuse"
             }
-            Verdict::Cache => "figures for a day assume that the whole day is like it",
+            Verdict::Cache => "figures for a day assume the same load all day",
         };
         advice.caveats.push(format!("The trace lasts {}: {what}.", Unit::Seconds.text(seconds)));
     }

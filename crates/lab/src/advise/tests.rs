@@ -137,7 +137,11 @@ fn a_scan_gets_no_cache() {
     assert_eq!((advice.verdict, advice.command.as_str()), (Verdict::NoCache, ""));
     assert!(advice.recommendation.is_none());
     assert!(advice.summary.contains("does not help"), "{}", advice.summary);
-    assert!(advice.caveats.iter().any(|words| words.contains("record a longer one")), "{:?}", advice.caveats);
+    assert!(
+        advice.caveats.iter().any(|words| words.contains("record a longer trace")),
+        "{:?}",
+        advice.caveats
+    );
     assert!(text(&advice).starts_with(&advice.summary[..40]));
     assert!(page(&advice, "").contains("does not help"));
 }

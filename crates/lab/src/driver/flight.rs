@@ -30,8 +30,8 @@ const SEND_BYTES_MAX: usize = 128 << 10;
 /// Sends the requests of `source`, each at its own time, with up to `depth` requests in flight.
 /// `done` is called for every reply.
 ///
-/// After an error or a stop, the earlier calls of `done` have reported all replies. The requests
-/// must fit the export.
+/// When the function returns, `done` has been called for every reply, also after an error or a
+/// stop. The requests must fit the export.
 pub(super) fn fly(
     connection: Connection,
     source: impl Iterator<Item = Result<Timed>> + Send,

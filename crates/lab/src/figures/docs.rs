@@ -10,7 +10,7 @@ use crate::page::Check;
 /// Maximum length of a line of text.
 const LINE_CHARS_MAX: usize = 100;
 
-/// Text before [`state_table`].
+/// Text in docs/LAB.md before the table that [`state_table`] returns.
 const SYSTEMS: &str = "\
 The number after § names the published system: §1 vSphere Flash Read Cache, §2 EMC FAST Cache, §3 vSAN 7, §4 SmartX ZBS beside vSAN,
 §5 vSphere Storage I/O Control.

@@ -34,7 +34,8 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     work: Work::Play { cases: |_| vec![], judge: |_| judge(1.0) },
 };
 
-/// Evaluates hob's memory use for metadata after a multiplication by `factor`, which tests use.
+/// Evaluates hob's memory use for metadata, multiplied by `factor`. The factor is 1 except in
+/// tests.
 pub(super) fn judge(factor: f64) -> Result<Findings> {
     let mut shares = Vec::new();
     for shift in 12..20 {

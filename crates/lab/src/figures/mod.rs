@@ -13,7 +13,7 @@
 //! with the reason and not run. [`PUBLISHED`] lists all results of the sources, also those that no
 //! figure reproduces.
 //!
-//! Units: seconds, bytes, and shares of one.
+//! Units: times are in seconds, and sizes in bytes. Shares are from 0 to 1.
 
 mod backings;
 mod block_size;
@@ -115,7 +115,7 @@ pub struct FigureInfo {
 pub struct Fitted {
     /// Parameter of the workload generator, or part of the device model.
     pub input: &'static str,
-    /// The published result.
+    /// Published result to which the input was fitted.
     pub to: &'static str,
 }
 

@@ -26,7 +26,7 @@ parameters! {
     }
 }
 
-/// Number of contiguous blocks of a data file.
+/// Number of blocks in each contiguous extent of a data file.
 const EXTENT_BLOCKS: u64 = 64;
 
 impl Generate for Calibration {

@@ -7,7 +7,7 @@ use hob_engine::units::{DiskId, Instant};
 
 use super::Point;
 
-/// The account of a pool that has one cache.
+/// The flash write budget of a simulated pool with one cache.
 pub(super) struct Budget {
     settings: Settings,
     account: Option<FlashBudget>,

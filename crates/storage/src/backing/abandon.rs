@@ -4,7 +4,7 @@
 //! immediately ([`Driver::revoke`](super::Driver::revoke)). A request in the kernel or in a library
 //! cannot be cancelled. After [`WAIT_NS`] that request is reported as failed. Until the request
 //! ends, its memory is not reused, and the backing cannot be closed. An abandoned write may still
-//! take effect until it ends. Meanwhile the lock on the backing's file stops other processes from
+//! take effect until it ends. Until then, the lock on the backing's file stops other processes from
 //! writing the file.
 
 use std::collections::VecDeque;

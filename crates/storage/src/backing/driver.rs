@@ -35,9 +35,9 @@ pub trait Driver: Send {
     fn take_loss(&mut self) -> bool {
         false
     }
-    /// Returns whether this process's memory alone has acknowledged changes that no flush covers,
-    /// so that a kill of the process loses them. Returns `None` if the result is the same as at the
-    /// last call.
+    /// Returns whether a kill of this process would lose acknowledged changes: no flush covers
+    /// them, and only this process's memory has them. Returns `None` if the result has not changed
+    /// since the last call.
     fn poll_exposure(&mut self) -> Option<bool> {
         None
     }
@@ -124,8 +124,8 @@ pub trait Driver: Send {
     fn constant(&self) -> Option<&str> {
         None
     }
-    /// Returns how many bytes at the disk's start can still equal its parent's data. The number
-    /// never increases.
+    /// For a clone: returns the length of the range at the disk's start in which the disk can still
+    /// have its parent's data, bytes. The length never increases.
     fn common_bytes(&self) -> u64 {
         0
     }
@@ -160,8 +160,8 @@ pub trait Driver: Send {
     fn is_repeating(&self) -> bool {
         false
     }
-    /// Cancels changes that the server has not answered. Unlike with [`suspend`](Self::suspend),
-    /// they fail and are not sent again.
+    /// Cancels changes that the server has not answered. The cancelled changes fail, and are not
+    /// sent again as after [`suspend`](Self::suspend).
     fn revoke(&mut self, _ring: &mut Ring, _now: Instant) {}
     /// Changes how long requests wait for a disconnected backing, including requests that already
     /// wait. Backings that do not reconnect by themselves ignore this setting.

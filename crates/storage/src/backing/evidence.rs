@@ -211,7 +211,7 @@ mod tests {
                 assert_eq!(std::fs::metadata(path).unwrap().modified().unwrap(), before.modified().unwrap());
             }),
             ("the same bytes are written", |path| write(path, 0, &[0; 512])),
-            ("it is truncated and written anew", |path| std::fs::write(path, [3; 8192]).unwrap()),
+            ("the file is truncated and written again", |path| std::fs::write(path, [3; 8192]).unwrap()),
             ("it is copied over", |path| {
                 let other = path.with_extension("other");
                 std::fs::write(&other, [4; 8192]).unwrap();

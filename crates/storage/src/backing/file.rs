@@ -105,7 +105,7 @@ struct FileBacking {
     is_block_device: bool,
     /// Device number of the file's filesystem, or of the block device.
     device: u64,
-    /// Number of the file on its I/O ring; `None` if no operation is started any more.
+    /// Number of the file on its I/O ring; `None` once the backing starts no more operations.
     number: Option<FileNumber>,
     /// Whether the file's timestamps are evidence that it is unchanged.
     has_timestamps: bool,
@@ -341,7 +341,7 @@ impl FileBacking {
         FileReader { file: self.buffered().clone(), volatile: self.volatile.clone() }
     }
 
-    /// Starts a job on the helper thread, and awaits its end in the I/O ring.
+    /// Starts a job on the helper thread. A completion in the I/O ring reports the end of the job.
     fn ask_helper(&mut self, ring: &mut Ring, job: Job) {
         self.helper.start(job);
         let event = match self.event {

@@ -6,8 +6,8 @@ use hob_engine::units::IoId;
 /// The flushes of one backing.
 #[derive(Debug)]
 pub(super) struct FlushState {
-    /// False if, of the flushes that began after the last change ended, the one that ended most
-    /// recently succeeded.
+    /// True unless a flush covers the last change. Only flushes that began after the end of the
+    /// last change count, and the one of them that ended last must have succeeded.
     is_unflushed: bool,
     /// Changes in flight. A flush that begins while they are in flight does not cover them.
     changes: Vec<IoId>,

@@ -1,6 +1,6 @@
-//! The backing of a disk that migrates from another host. At first this backing reads from that
-//! host (the peer), for a while from the peer and the disk's own backing, and at last only from the
-//! own backing.
+//! The backing of a disk that migrates from another host. At first this backing reads only from
+//! that host, the *peer*. After the takeover, it reads from the peer and from the disk's own
+//! backing. At last, it reads only from the own backing.
 //!
 //! | phase | reads | changes | flushes |
 //! |---|---|---|---|

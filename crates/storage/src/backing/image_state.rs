@@ -55,7 +55,7 @@ pub enum Nameless {
 /// text does not depend on the file's content, and stays the same when the host restarts.
 ///
 /// # Errors
-/// Returns why the file has no such text.
+/// Returns the reason if the file has no permanent name.
 pub fn permanent_name(path: &Path) -> Result<String, Nameless> {
     match within(path, ANSWER_MAX, |path| Ok(permanent_name_of(path))) {
         Some(Ok(named)) => named,

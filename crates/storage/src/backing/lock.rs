@@ -96,7 +96,7 @@ impl Lock {
     }
 }
 
-/// Returns true if both describe the same file or the same block device.
+/// Returns true if `one` and `other` describe the same file or the same block device.
 fn is_same(one: &Stat, other: &Stat) -> bool {
     let is_device = |found: &Stat| FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice;
     match (is_device(one), is_device(other)) {

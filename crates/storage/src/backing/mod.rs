@@ -171,11 +171,12 @@ pub struct BackingOptions {
     pub reconnect_min: Duration,
     /// Longest pause before reconnecting to the backing.
     pub reconnect_max: Duration,
-    /// Whether a reconnected server has kept all acknowledged writes. The code that connects
-    /// ensures that the server process is the same.
+    /// Whether the server still has all acknowledged writes when hob connects to it again. If this
+    /// is true, the code that connects ensures that the server process is the same as before.
     pub keeps_writes: bool,
-    /// Whether [`Backing::share_parent`] is called for the opened backing. The call needs the state
-    /// of an image's parent before the image is opened, which takes up to 0.125 s.
+    /// Whether [`Backing::share_parent`] is called for the opened backing. If this is true, hob
+    /// reads the state of an image's parent before it opens the image. Reading the state takes up
+    /// to 0.125 s.
     pub shares_parent: bool,
     /// Object to which the driver reports its connection's state. Each opened backing has its own
     /// monitor.
@@ -231,7 +232,7 @@ pub enum OpenError {
     },
     /// QEMU or one of QEMU's tools has the backing open.
     #[error(
-        "{path} is in use: QEMU or one of its tools has it open (image lock \"{permission}\"). One disk has one writer; stop the other one first",
+        "{path} is in use: QEMU or one of its tools has it open (image lock \"{permission}\"). A disk can have only one writer; stop the other program first",
         path = path.display()
     )]
     InUseByQemu {
@@ -314,9 +315,11 @@ pub struct BackingInfo {
     /// Times of the last changes of a raw file when it was opened, if its filesystem has reliable
     /// timestamps.
     pub times: Option<ChangeTimes>,
-    /// Number of the backing's regular file when it was opened; `None` for other backings.
+    /// Device and inode number of the backing's regular file when it was opened; `None` for other
+    /// backings.
     pub file: Option<FileNumber>,
-    /// Paths of the regular files below an image, and their numbers when it was opened.
+    /// Paths of the regular files below an image, and the files' device and inode numbers when the
+    /// image was opened.
     pub lower_files: Vec<(PathBuf, FileNumber)>,
 }
 

@@ -138,7 +138,7 @@ fn operation_name(operation: IoOp) -> &'static str {
 fn error_name(error: IoError) -> &'static str {
     match error {
         IoError::NoSpace => "no space left (ENOSPC)",
-        IoError::ReadOnly => "it is read-only (EPERM)",
+        IoError::ReadOnly => "the backing is read-only (EPERM)",
         _ => "I/O error (EIO)",
     }
 }

@@ -5,9 +5,10 @@
 //! The connection is closed first, and all of its I/O in the I/O ring ends. A helper thread then
 //! connects again. The pauses between its attempts double from `reconnect_min` to `reconnect_max`.
 //! Unanswered requests are sent again. Repeating them is safe, because the engine has no two of
-//! them in flight for one sector. A job older than `wait_max` fails. Once an outage has lasted for
-//! `wait_max`, new jobs fail after a second. If hob has already sent requests of a job that must
-//! fail, hob closes the connection first, because it does not trust late replies.
+//! them in flight for one sector. A job (one I/O or one status query) older than `wait_max` fails.
+//! Once an outage has lasted for `wait_max`, new jobs fail after a second. If hob has already sent
+//! requests of a job that must fail, hob closes the connection first, because it does not trust
+//! late replies.
 //!
 //! # A server that shuts down
 //! A server that shuts down replies NBD_ESHUTDOWN to a request. hob keeps the request and sends
@@ -31,7 +32,7 @@
 //!
 //! # TLS
 //! A thread encrypts the connection of an `nbds://` URI ([`relay`]). The I/O ring uses a Unix
-//! socket to this thread. Identity and cached data do not depend on TLS.
+//! socket to this thread. The backing's identity and cached data do not depend on TLS.
 //!
 //! # Servers with fewer features
 //! Without FUA, a flush follows the write, also if the write is sent again to another server.
@@ -157,7 +158,7 @@ pub(crate) fn open_uri(
     }
     let read_only = flags.contains(TransmissionFlags::READ_ONLY);
     if read_only && access == Access::ReadWrite {
-        return Err(unfit("the server exports it read-only; add the disk read-only".into()));
+        return Err(unfit("the server exports the disk read-only; add the disk read-only".into()));
     }
     let identity_text = whose(size_bytes);
     let info = BackingInfo {
@@ -274,8 +275,8 @@ pub(crate) struct NbdBacking {
     /// Start of the outage: the time of the last reply before the connection was lost.
     down_since: Option<Instant>,
     jobs: Jobs,
-    /// Number of acknowledged changes, plus one for those of earlier connections. `flushed` is the
-    /// number of these changes that a flush covered.
+    /// Number of acknowledged changes. All changes of earlier connections together count as one.
+    /// `flushed` is the number of these changes that a flush covered.
     changes: u64,
     flushed: u64,
     /// The changes that no flush covers, to repeat them on a new connection.
@@ -313,13 +314,14 @@ impl NbdBacking {
         self.tokens.expect("a backing is attached before it is used")
     }
 
-    /// Declares the disk writable, although the connected server is read-only. Another server,
-    /// which is also a `qemu-nbd`, replaces it before the first change.
+    /// Declares the disk writable, although the connected `qemu-nbd` is read-only. A writable
+    /// `qemu-nbd` replaces the connected one before the first change.
     pub(crate) fn becomes_writable(&mut self) {
         (self.info.read_only, self.info.can_discard, self.info.can_fast_zero) = (false, true, true);
     }
 
-    /// Sets the numbers of the image file and of the files below it that the server has open.
+    /// Sets the device and inode numbers of the image file, and of the files below the image, that
+    /// the server has open.
     pub(crate) fn set_files(&mut self, file: Option<FileNumber>, lower_files: Vec<(PathBuf, FileNumber)>) {
         (self.info.file, self.info.lower_files) = (file, lower_files);
     }

@@ -139,7 +139,7 @@ impl<'a> OfflineWriter<'a> {
         self.backing.submit(&mut self.ring, now, &io);
     }
 
-    /// Waits until a condition holds, while no write has failed.
+    /// Waits until a condition holds or a write has failed.
     fn wait_until(&mut self, is_so: impl Fn(&Self) -> bool) -> Result<(), IoError> {
         loop {
             if let Some(error) = self.failed {

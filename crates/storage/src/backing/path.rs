@@ -36,8 +36,8 @@ pub(super) fn check(path: &Path) -> Result<FileType, OpenError> {
     })
 }
 
-/// Returns the type of a file that could be opened. Only files and block devices are opened,
-/// because opening a FIFO blocks.
+/// Returns the type of the file at a path. Also opens the file if it is a regular file or a block
+/// device, to find out whether its filesystem answers. Opening a FIFO could block.
 fn look(path: &Path) -> io::Result<FileType> {
     let file_type = std::fs::metadata(path)?.file_type();
     if file_type.is_file() || file_type.is_block_device() {

@@ -142,8 +142,8 @@ pub(super) fn open(
     Err(OpenError::Unfit { what: format!("{format} image {spec}"), reason: complaint })
 }
 
-/// Returns the paths and numbers of the regular files below an image. A file that cannot be
-/// examined is left out.
+/// Returns the paths of the regular files below an image, and the files' device and inode numbers.
+/// A file that cannot be examined is left out.
 fn numbers_below(image: &Image) -> Vec<(PathBuf, FileNumber)> {
     let number = |path: &Path| file_number(&std::fs::metadata(path).ok()?);
     let files = image.files.iter().map(|file| &file.path);

@@ -18,7 +18,7 @@ pub struct SizeProbe(Kind);
 
 #[derive(Clone, Debug)]
 enum Kind {
-    /// The operating system knows the file's size.
+    /// A file, whose size the operating system reports.
     File(Weak<OwnedFd>),
     /// Size that the server reported, bytes.
     Told(Arc<AtomicU64>),

@@ -9,7 +9,8 @@ use super::identity::device_number;
 use crate::filesystem::type_of;
 
 /// Smallest reported I/O size that is used as a stripe size, bytes. A smaller reported size is the
-/// size of a block. I/Os that are merged only up to such a size would be too small.
+/// size of a block. If hob merged I/Os only up to the size of a block, the merged I/Os would be too
+/// small.
 const REPORTED_BYTES_MIN: u64 = 64 << 10;
 
 /// Maximum size of a stripe, bytes.

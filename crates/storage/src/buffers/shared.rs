@@ -52,7 +52,8 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// The guest memory of a buffer that is outside the arena. Buffers in the arena have an empty one.
+/// The guest memory of a buffer that is outside the arena. This value is empty for a buffer in the
+/// arena.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     /// Parts of guest memory that form the buffer. The vector is reused.
@@ -81,9 +82,9 @@ impl Shared {
 }
 
 impl Arena {
-    /// Creates a buffer with one reference from memory of `owner`: the parts that `describe` adds.
-    /// Returns `None` if there are no parts, or they are not whole pages. The buffer takes no space
-    /// in the arena. File reads can fill it; other uses are not possible.
+    /// Creates a buffer with one reference. The buffer consists of the parts of `owner`'s memory
+    /// that `describe` adds. Returns `None` if there are no parts, or they are not whole pages. The
+    /// buffer takes no space in the arena. File reads can fill it; other uses are not possible.
     pub fn adopt<M: Send + Sync + 'static>(
         &mut self,
         owner: &Arc<M>,

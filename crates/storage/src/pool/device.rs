@@ -96,7 +96,7 @@ pub(super) struct OpenDevice {
     pub(super) data: Data,
     pub(super) access: &'static str,
     pub(super) size_bytes: u64,
-    /// Number of a regular file on this host.
+    /// Device and inode number of the device's regular file on this host; `None` for other devices.
     pub(super) file: Option<FileNumber>,
     /// Whether this opening created the file.
     created: bool,
@@ -470,8 +470,8 @@ fn holes(file: &File, size_bytes: u64) -> Vec<(u64, u64)> {
     holes
 }
 
-/// Frees the space that was allocated in these former holes. A failed fallocate keeps the space
-/// that it already allocated.
+/// Makes these ranges of a file holes again, because a failed fallocate keeps the space that it
+/// already allocated in the former holes.
 fn release(file: &File, holes: &[(u64, u64)]) {
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     for (offset, len) in holes {

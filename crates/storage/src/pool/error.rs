@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use hob_engine::units::DeviceId;
 
-/// Reason why a pool operation failed. The pool is unchanged, as far as the devices allow.
+/// Reason why a pool operation failed. A failed operation is undone, unless a device cannot be
+/// written.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// The device has no superblock of a hob pool.

@@ -137,7 +137,8 @@ pub struct DeviceInfo {
     /// How the device is accessed: `direct`, `buffered`, `memory` or `remote`. A remote device is
     /// on another host and stores only replicas.
     pub access: &'static str,
-    /// Number of the device's regular file when it was opened; `None` for other devices.
+    /// Device and inode number of the device's regular file when it was opened; `None` for other
+    /// devices.
     pub file: Option<FileNumber>,
 }
 

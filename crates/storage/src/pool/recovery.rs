@@ -178,7 +178,10 @@ impl Recovery {
                     Outcome::Unfinished => match devices.take_failed() {
                         None => break,
                         Some((path, error)) => {
-                            let what = format!("pages of it cannot be read from {}: {error}", path.display());
+                            let what = format!(
+                                "pages of the journal cannot be read from {}: {error}",
+                                path.display()
+                            );
                             return Ok(Found::Damaged { ring: ring.number, what, remains: seen(&remains) });
                         }
                     },
@@ -269,7 +272,7 @@ impl Cache<'_> {
         let plan = match survey.finish() {
             Ring::Unfinished => return Ok(Outcome::Unfinished),
             Ring::Damaged { missing } => {
-                return Ok(Outcome::Damaged(format!("its page {missing} is on a missing device")));
+                return Ok(Outcome::Damaged(format!("page {missing} of the journal is on a missing device")));
             }
             Ring::Whole(mut plan) => {
                 // A killed daemon leaves the newest records in memory.

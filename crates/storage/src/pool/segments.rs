@@ -211,8 +211,8 @@ impl Pool {
         Ok(ring)
     }
 
-    /// Returns the kind of new data segments of a persistent cache, and the numbers that its
-    /// present segments do not have.
+    /// Returns the kind of new data segments of a persistent cache, and the segment numbers that
+    /// the cache does not use yet.
     fn new_data(&mut self, owner: OwnerId) -> Result<(Kind, impl Iterator<Item = u32> + use<>), PoolError> {
         self.require(Features::JOURNAL)?;
         let taken: BTreeSet<u32> = self.data_of(owner).iter().map(|segment| segment.ordinal).collect();
@@ -310,7 +310,8 @@ impl Pool {
     }
 
     /// Returns the segments of a persistent cache on one device, without those `in_use`. Returns
-    /// `None` if one of them is not older than `ring`, the number of the ring that the cache uses.
+    /// `None` if the cache already had `ring`, its present journal ring, when it got one of these
+    /// segments.
     pub fn outdated_on(
         &self,
         device: DeviceId,

@@ -98,8 +98,9 @@ pub(super) struct Op {
 /// Whether an attempt may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// The attempt does not block: it ends while it is submitted. Kernels that support this report
-    /// the end of such a send or signal only if the attempt failed or was incomplete.
+    /// The attempt does not block: it ends while it is submitted. If the kernel supports this, the
+    /// kernel reports the end of such a send or signal only if the attempt failed or was
+    /// incomplete.
     AtOnce,
     /// The attempt may block: an earlier attempt was incomplete, or the descriptor does not support
     /// attempts that do not block.

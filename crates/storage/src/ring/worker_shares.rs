@@ -5,8 +5,9 @@
 //! files of one filesystem could keep all workers of the kernel, and the flushes of all other files
 //! and of the flash devices would wait. Without io_uring, a file that hangs could make this process
 //! start a thread for each request. [`Shares`] divides the workers as the shard divides its other
-//! resources: each file has a guaranteed part. Of the other workers, neither one file nor all files
-//! of one filesystem together may occupy more than they leave free.
+//! resources: each file has a guaranteed part. The other workers are shared: one file may occupy at
+//! most as many of them as are free afterwards. The same limit applies to all files of one
+//! filesystem together.
 
 use hob_engine::shares::Shares;
 use hob_engine::units::{DatastoreId, DiskId};
@@ -112,8 +113,9 @@ impl WorkerShares {
         }
     }
 
-    /// Returns true if another operation on a file may occupy a worker. Otherwise an operation on
-    /// this file is in flight, and the file's user asks again when that operation has ended.
+    /// Returns true if another operation on a file may occupy a worker. If the result is false, an
+    /// operation on this file is in flight, and the backing calls this function again when that
+    /// operation has ended.
     pub(crate) fn may_occupy(&self, file: FileNumber) -> bool {
         match self.shares.held(file.id()) {
             0 => true,

@@ -162,7 +162,7 @@ pub(super) fn make(file: BorrowedFd<'_>, range: Range) -> Result<New, SwapError>
             // From here on, dropping `device` removes it.
             return match info.flags & DIRECT_IO {
                 0 => Err(SwapError::Unsafe(
-                    "its filesystem has no direct I/O, so each swapped-out page would also stay in memory"
+                    "is on a filesystem without direct I/O, so each swapped-out page would also stay in memory"
                         .to_owned(),
                 )),
                 _ => Ok(New { path, _device: device }),

@@ -2,9 +2,9 @@
 //!
 //! Written data stays in memory until a flush, in *unflushed units* of 512 bytes. Reads return this
 //! data. A flush writes all unflushed units to the file, in pieces and in any order. A durable
-//! write writes its own range. In addition, each write sends random unflushed units to the file
-//! immediately: all units of the write, some of them, or none, and sometimes units of older writes.
-//! So a kill leaves any subset of the unflushed data, torn at 512 bytes.
+//! write writes only its own range to the file. In addition, each write sends random unflushed
+//! units to the file immediately: all units of the write, some of them, or none, and sometimes
+//! units of older writes. So a kill leaves any subset of the unflushed data, torn at 512 bytes.
 //!
 //! "In the file" means in the kernel: a kill does not affect data there, and the tests never cut
 //! the real power.
@@ -32,7 +32,8 @@ const PAGE_UNITS: u64 = PAGE_BYTES / UNIT_BYTES;
 /// file, as a device does when its cache is full.
 const HELD_UNITS_MAX: usize = (64 << 20) / UNIT_BYTES as usize;
 
-/// Number of pages considered when older units are written.
+/// Maximum number of pages from which a write chooses older unflushed units to write to the file
+/// too.
 const STRAY_PAGES: usize = 32;
 
 /// The unflushed units of one 4 KiB page of the file.

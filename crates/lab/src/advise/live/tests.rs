@@ -175,7 +175,7 @@ fn unknown_values_are_reported() {
     // 9100 reads more at 180 reads a second.
     assert_eq!(advice.data_missing_ns, Some(50_555_555_555));
     assert!(advice.confidence_reason.ends_with("which takes about 50.6 s more at the present rate."));
-    for part in ["95 % you asked for: 80 %", "learnt in 5 s"] {
+    for part in ["95 % you asked for: 80 %", "measured for 5 s"] {
         assert!(advice.caveats.iter().any(|caveat| caveat.contains(part)), "{part}: {:?}", advice.caveats);
     }
 }

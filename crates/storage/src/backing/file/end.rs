@@ -10,7 +10,7 @@ use super::FileBacking;
 pub(super) struct FileEnd {
     /// Time at which hob last read the file's size; `None` if it has to be read again.
     pub(super) asked: Option<Instant>,
-    /// Size of a file that is shorter than its disk, bytes.
+    /// Size of the file, bytes, if the file is shorter than its disk; `None` otherwise.
     pub(super) short: Option<u64>,
 }
 

@@ -46,8 +46,8 @@ fn can_punch_in(file: &File, metadata: &Metadata, is_locked: bool) -> bool {
 }
 
 /// Returns true unless the result of making a hole means that the file system cannot make holes.
-/// After any other error, the next attempt may succeed. Clients that connected before this result
-/// was known may send discards even if it is false.
+/// After any other error, the next attempt may succeed. If the result is false, clients that
+/// connected before hob knew the result may still send discards.
 fn may_punch(result: Result<(), Errno>) -> bool {
     let unsupported = [Errno::OPNOTSUPP, Errno::NOSYS, Errno::INVAL, Errno::PERM, Errno::NODEV];
     result.err().is_none_or(|error| !unsupported.contains(&error))

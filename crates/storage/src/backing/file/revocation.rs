@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::ring::Gate;
 
-/// A lease gate that closes when this host gives the disk up. Changes that wait for a thread then
-/// do not start, even if the host's lease is still valid: another host may own the disk by then.
+/// A lease gate that closes permanently when this host stops using the disk. Changes that still
+/// wait for a thread then do not start, even if the host's lease is valid: another host may own the
+/// disk.
 #[derive(Debug)]
 pub(super) struct RevocableGate {
     lease: Arc<dyn Gate>,

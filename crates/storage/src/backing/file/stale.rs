@@ -95,7 +95,7 @@ impl FileBacking {
             return;
         }
         if self.stale.since.is_none() {
-            let why = "its file handle is stale (ESTALE)";
+            let why = "the file handle is stale (ESTALE)";
             tracing::warn!(path = %self.stale.path.display(), "{why}; hob opens the file again every second");
             self.stale.since = Some(now);
             self.stale.monitor.note_outage(Duration::ZERO, why);
@@ -122,7 +122,10 @@ impl FileBacking {
         }
         if let Err(error) = result {
             self.stale.next = Some(now + RETRY_NS);
-            return self.stale.monitor.note_outage(Duration::ZERO, &format!("cannot open it again: {error}"));
+            return self
+                .stale
+                .monitor
+                .note_outage(Duration::ZERO, &format!("cannot open the file again: {error}"));
         }
         tracing::info!(path = %self.stale.path.display(), "the file is open again");
         let Attached { direct, buffered, tokens } = self.attached();
@@ -161,8 +164,8 @@ impl Again {
         let metadata = buffered.metadata()?;
         if metadata.created().is_err() {
             return Err(io::Error::other(
-                "its filesystem has no creation times, so hob cannot tell whether it is still the same file; \
-                 if it is, restart hob",
+                "the filesystem has no creation times, so hob cannot tell whether the path leads to the same file; \
+                 if it does, restart hob",
             ));
         }
         let found = identity::of_file("file", &metadata, self.size_bytes);

@@ -165,7 +165,7 @@ pub(super) fn cut(socket: BorrowedFd<'_>, wire: Option<&Wire>) {
 /// Makes the kernel drop a connection's unsent data now. Closing may take longer, because older
 /// kernels keep an I/O ring's sockets until earlier I/O of the I/O ring has ended. The connection
 /// is shut down already, and no request waits for it. A server on a Unix socket still reads the
-/// data that it was sent before.
+/// data that hob sent before.
 fn drop_unsent(socket: BorrowedFd<'_>) {
     let _ = rustix::net::connect_unspec(socket);
 }

@@ -138,8 +138,8 @@ mod tests {
         server
     }
 
-    /// A raw image has all blocks itself. QEMU before 5.2 cannot report depths, as if the option
-    /// were missing.
+    /// A raw image has all blocks itself. A `qemu-nbd` without the option simulates QEMU before
+    /// 5.2, which cannot report depths.
     #[test]
     fn a_server_that_does_not_report_depths_is_named_as_the_reason() {
         let dir = tempfile::tempdir().unwrap();

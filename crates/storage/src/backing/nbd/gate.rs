@@ -1,5 +1,5 @@
-//! A gate that can be replaced. A host that acquires a disk again has a new lease, while sends may
-//! still wait for the gate of the earlier lease.
+//! A lease gate that can be replaced. When a host acquires a disk again, the host has a new lease,
+//! and sends may still wait for the gate of the earlier lease.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -285,8 +285,8 @@ impl Jobs {
         self.queue = slots.into();
     }
 
-    /// Prepares durable writes that are sent again for a server without FUA, which could ignore
-    /// this flag: a flush follows each of these writes, if the server can flush.
+    /// Prepares durable writes to be sent again to a server without FUA, which could ignore the FUA
+    /// flag. A flush follows each of these writes, if the server can flush.
     pub(super) fn replace_fua(&mut self, can_flush: bool) {
         for request in self.requests.iter_mut().filter(|request| request.live) {
             if let What::Write(_, flags) = &mut request.what

@@ -19,7 +19,8 @@ pub trait KeyStream: Read + Write + Send {
 }
 
 /// Performs the TLS handshake over a blocking socket. The parameters are the socket, the key, the
-/// name of the key, and the time at which the handshake fails. The error is a sentence for users.
+/// name of the key, and the time at which an unfinished handshake fails. The error is a sentence
+/// for users.
 pub type Connect = fn(Socket, Vec<u8>, &str, Instant) -> Result<Box<dyn KeyStream>, String>;
 
 static CONNECT: OnceLock<Connect> = OnceLock::new();

@@ -50,8 +50,9 @@ impl NbdBacking {
     }
 
     /// Returns the latest time at which the connection to a server that shuts down is closed.
-    /// `None` while a change is in flight: the server could still carry it out after hob has sent
-    /// it again to the next server, and would overwrite newer data.
+    /// Returns `None` while a change is in flight. If hob closed the connection then, hob would
+    /// send the change again to the next server, and the old server could still carry out the
+    /// change and overwrite newer data.
     pub(super) fn disconnect_by(&self) -> Option<Instant> {
         match &self.state {
             State::Connected(_) if self.jobs.awaits_changes() || self.awaits_repeated() => None,

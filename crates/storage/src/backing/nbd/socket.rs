@@ -121,7 +121,7 @@ impl From<Socket> for OwnedFd {
 }
 
 /// Message for a server that does not answer before the deadline.
-pub(super) const LATE: &str = "it does not answer in time";
+pub(super) const LATE: &str = "the server does not answer in time";
 
 /// Returns the message for a read or write that failed.
 pub fn in_time(error: &io::Error) -> String {

@@ -1,8 +1,8 @@
 //! TLS to an NBD server: certificates from files, the handshake, and the encrypted stream.
 //!
-//! Certificates are used as by libnbd and QEMU: a directory with `ca-cert.pem`, and optionally
-//! `client-cert.pem` and `client-key.pem`. The files are read for each connection, so renewed
-//! certificates need no restart. TLS 1.3 and 1.2 are allowed. Pre-shared keys are in
+//! hob reads certificates as libnbd and QEMU do, from a directory with `ca-cert.pem`, and
+//! optionally `client-cert.pem` and `client-key.pem`. The files are read for each connection, so
+//! renewed certificates need no restart. TLS 1.3 and 1.2 are allowed. Pre-shared keys are in
 //! [`psk`](super::psk).
 
 use std::io::{self, Read, Write};
@@ -166,7 +166,7 @@ fn unusable(path: &Path, why: &dyn std::fmt::Display) -> String {
     format!("cannot use {}: {why}", path.display())
 }
 
-/// Refuses a secret that every user of the host can read.
+/// Refuses a file with a secret if every user of the host can read the file.
 pub(super) fn check_secret(path: &Path) -> Result<(), String> {
     let metadata = std::fs::metadata(path).map_err(|error| unusable(path, &error))?;
     if metadata.permissions().mode() & 0o004 != 0 {

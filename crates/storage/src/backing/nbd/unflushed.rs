@@ -27,7 +27,8 @@ const BYTES_MAX: usize = 32 << 20;
 /// Maximum memory for the changes of all backings of this process, bytes.
 const TOTAL_BYTES_MAX: usize = 256 << 20;
 
-/// Memory use of one backing from which hob flushes the server without a guest's request, bytes.
+/// Maximum memory use of one backing's changes before hob flushes the server without a guest's
+/// request, bytes.
 const FLUSH_BYTES: usize = 8 << 20;
 
 /// Bytes that each change counts towards the limits, in addition to its data. This number is more
@@ -158,7 +159,7 @@ impl Drop for Unflushed {
     }
 }
 
-/// Disjoint ranges, by start.
+/// Disjoint ranges of a disk: the start and the end of each range, bytes.
 #[derive(Default)]
 struct Covered(BTreeMap<u64, u64>);
 

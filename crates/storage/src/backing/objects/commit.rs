@@ -8,10 +8,11 @@
 //! again and the next flush retries.
 //!
 //! # Owner of a number
-//! An attempt to create a manifest that timed out may succeed later. So if a number is taken, hob
-//! reads the manifest with this number. A manifest of this epoch is from an earlier flush of this
-//! owner and is ignored, because the next manifest has all of its content. A manifest of another
-//! epoch means that another writer has taken the disk.
+//! Each time a writer takes the disk, a new *epoch* begins. An attempt to create a manifest that
+//! timed out may succeed later. So if a number is taken, hob reads the manifest with this number. A
+//! manifest of this epoch is from an earlier flush of this owner and is ignored, because the next
+//! manifest has all of its content. A manifest of another epoch means that another writer has taken
+//! the disk.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -95,7 +96,7 @@ impl Disk {
     }
 
     /// Periodic check: verifies the ownership, and flushes data that was already unflushed at the
-    /// last check. `seen` is the result of the last check.
+    /// last check. `seen` is the value that the previous check returned.
     pub(super) async fn look_after(self: &Arc<Self>, seen: u64) -> u64 {
         if self.here.is_none() && self.store.has_outage() {
             // A reader makes no other periodic call that notices the end of the outage.
@@ -226,7 +227,8 @@ impl Disk {
         result
     }
 
-    /// Creates a manifest under the first number that no late manifest of this owner has taken.
+    /// Creates a manifest under the first free number. Skips numbers that earlier flushes of this
+    /// owner have used in attempts that timed out and succeeded later.
     async fn create_next(&self, manifest: &mut Manifest, garbage: &mut Vec<Name>) -> Result<(), StoreError> {
         for _ in 0..OWN_MAX {
             let (name, bytes) = (Name::Manifest(manifest.sequence), Bytes::from(manifest.encode()));

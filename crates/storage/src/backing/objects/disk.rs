@@ -63,7 +63,7 @@ pub(super) struct State {
     pub(super) pages: Vec<Generation>,
     /// Objects whose generation may differ from the one in the map pages.
     pub(super) changed: BTreeSet<u64>,
-    /// Dirty layers by object. The number is the layer's age.
+    /// Dirty layers by object, each with a number. A layer with a lower number is older.
     pub(super) dirty: BTreeMap<u64, (u64, Layer)>,
     /// Layers that are being written to the object store.
     pub(super) writing: BTreeMap<u64, Arc<Layer>>,

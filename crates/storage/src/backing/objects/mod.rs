@@ -250,7 +250,7 @@ struct Objects {
     worker: Worker,
     event: Arc<OwnedFd>,
     attached: Option<Attached>,
-    /// Destinations of reads.
+    /// Buffer of each read in flight.
     reads: HashMap<IoId, BufferSlice>,
     /// Number of unanswered I/Os and queries of the allocation state of a range.
     in_flight: usize,

@@ -48,7 +48,7 @@ pub(super) async fn newest(store: &RetryingStore) -> Result<Option<Manifest>, Tr
             }
         }
     }
-    Err(Trouble::Store("its manifests change faster than they can be read".into()))
+    Err(Trouble::Store("the disk's manifests change faster than hob can read them".into()))
 }
 
 /// Creates a disk of zeroes.
@@ -136,7 +136,9 @@ async fn take(
             map => map?,
         };
         if before.epoch == EPOCH_MAX {
-            return Err(Trouble::Unfit("it was opened 2^24 times; copy it to a new disk".into()));
+            return Err(Trouble::Unfit(
+                "the disk was opened 2^24 times, the maximum; copy it to a new disk".into(),
+            ));
         }
         check_conditions(store, &before).await?;
         let manifest = Manifest {
@@ -202,7 +204,7 @@ pub(super) async fn open_to_read(store: Arc<RetryingStore>) -> Result<Disk, Trou
             map => return Ok(Disk::new(store, Owner::default(), &manifest, state(&manifest, map?), None)),
         }
     }
-    Err(Trouble::Store("its manifests change faster than they can be read".into()))
+    Err(Trouble::Store("the disk's manifests change faster than hob can read them".into()))
 }
 
 pub(super) async fn open_to_write(store: Arc<RetryingStore>) -> Result<Disk, Trouble> {
@@ -297,5 +299,5 @@ pub(super) async fn look(store: &Arc<RetryingStore>) -> Result<(Manifest, u64), 
             map => return Ok((manifest, map?.present())),
         }
     }
-    Err(Trouble::Store("its manifests change faster than they can be read".into()))
+    Err(Trouble::Store("the disk's manifests change faster than hob can read them".into()))
 }

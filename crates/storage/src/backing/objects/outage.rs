@@ -38,7 +38,7 @@ pub(super) struct StoreOutage {
 struct Calls {
     reads: Series,
     writes: Series,
-    /// Whether the monitor has an outage.
+    /// Whether an outage was reported to the monitor, and its end was not.
     is_reported: bool,
 }
 

@@ -125,7 +125,7 @@ impl Owner {
 impl std::fmt::Display for Owner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if *self == Owner::default() {
-            return f.write_str("nobody");
+            return f.write_str("another process");
         }
         // The text from the object store is not trusted, so it must not contain control characters
         // for a terminal.
@@ -243,7 +243,7 @@ mod tests {
         let other = Owner::test("other", 5);
         assert_eq!(other.presence(&Owner::test("this", 9), false), OwnerLiveness::Elsewhere);
         let before = Owner { boot: 77, ..other.clone() };
-        assert_eq!(before.presence(&other, false), OwnerLiveness::Gone, "the machine was started anew");
+        assert_eq!(before.presence(&other, false), OwnerLiveness::Gone, "the host was restarted");
         let nameless = Owner { machine: 0, ..before };
         assert_eq!(nameless.presence(&Owner { machine: 0, ..other }, false), OwnerLiveness::Elsewhere);
     }
@@ -252,7 +252,7 @@ mod tests {
     fn a_disk_is_open_once() {
         let enter = |wait_max| Here::enter(Uuid([0xA5; 16]), wait_max);
         let here = enter(Duration::MAX).unwrap();
-        assert!(enter(Duration::MAX).is_none(), "nobody leaves it: there is nothing to wait for");
+        assert!(enter(Duration::MAX).is_none(), "no thread closes the disk: there is nothing to wait for");
         here.begin_leaving();
         assert!(enter(Duration::ZERO).is_none());
         std::thread::scope(|scope| {

@@ -1,8 +1,9 @@
 //! The interface to an object store, with retries.
 //!
 //! [`Objects`] accesses one disk's objects in a store. [`RetryingStore`] retries failed calls for a
-//! limited time, and reports outages. Each attempt is limited too. A call that timed out may still
-//! take effect in the object store later, so callers must not assume that it had no effect.
+//! limited time, and reports outages. The duration of each attempt is limited too. A call that
+//! timed out may still take effect in the object store later, so callers must not assume that it
+//! had no effect.
 
 use std::future::Future;
 use std::ops::Range;
@@ -114,7 +115,7 @@ impl RetryingStore {
         patient
     }
 
-    /// Returns the same object store, which reports outages.
+    /// Returns this object store, with `outage` set as the object that reports its outages.
     pub(super) fn reporting(self, outage: StoreOutage) -> RetryingStore {
         RetryingStore { outage: Some(outage), ..self }
     }
@@ -175,8 +176,9 @@ impl RetryingStore {
         self.repeat(CallKind::Write, name, bytes.len() as u64, put).await
     }
 
-    /// Calls `each` for every object in a folder, and again for objects that were listed before an
-    /// attempt failed. Listing takes long if there are many objects.
+    /// Calls `each` for every object in a folder. If an attempt to list the folder fails, the next
+    /// attempt calls `each` again for objects that were listed already. Listing takes long if there
+    /// are many objects.
     pub(super) async fn list(
         &self,
         folder: &str,
@@ -281,7 +283,8 @@ mod tests {
 
     use super::*;
 
-    /// Denies access that many times, after that many successes. A listing fails that many times.
+    /// Lets `works` calls succeed, and then denies access to `denies` calls. The first
+    /// `failed_lists` listings fail.
     struct Expiring {
         works: AtomicUsize,
         denies: AtomicUsize,

@@ -1,11 +1,12 @@
 //! Deletes in the background the objects that crashes left in the object store. Listing the object
 //! store finds them.
 //!
-//! An object is deleted if an earlier epoch created it, and neither the map nor the durable
-//! manifest refers to it. The durable manifest still needs objects that become garbage when the
-//! next manifest is durable. A writer of an earlier epoch can no longer refer to the object,
-//! because that writer's next manifest number is taken. Objects of this epoch and of later epochs
-//! are kept. An object of a later epoch means that another writer has taken the disk.
+//! Each time a writer takes the disk, a new *epoch* begins. An object is deleted if an earlier
+//! epoch created it, and neither the map nor the durable manifest refers to it. The durable
+//! manifest still needs objects that become garbage when the next manifest is durable. A writer of
+//! an earlier epoch can no longer refer to the object, because that writer's next manifest number
+//! is taken. Objects of this epoch and of later epochs are kept. An object of a later epoch means
+//! that another writer has taken the disk.
 //!
 //! Manifests older than the newest one are deleted, unless they fence a writer.
 

@@ -27,8 +27,8 @@ use crate::backing::{BackingOptions, Status};
 /// Interval at which the worker checks that this owner still has the disk, and flushes old data.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Maximum time for closing a disk. `CLOSE_WAIT_MAX` is how long calls of the close wait for an
-/// object store that does not answer.
+/// Maximum time for closing a disk. `CLOSE_WAIT_MAX` is how long the calls that close the disk wait
+/// for an object store that does not answer.
 pub(super) const CLOSE_MAX: Duration = Duration::from_secs(15);
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
@@ -58,7 +58,7 @@ pub(super) enum What {
 
 /// A completed job of the worker thread.
 pub(super) enum Ended {
-    /// An I/O has ended. A read has its data.
+    /// An I/O has ended, with this result. The result of a successful read has the data.
     Io(IoId, Result<Option<Vec<u8>>, IoError>),
     Status(u64, Status),
 }
@@ -106,8 +106,8 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Opens the disk on a new worker thread, and waits for the result. The calls of the opening
-    /// wait as `store` says, and the calls of the open disk as `options` says.
+    /// Opens the disk on a new worker thread, and waits for the result. `store` limits how long
+    /// calls wait while the disk is opened. `options` limits how long later calls wait.
     pub(super) fn start(
         store: RetryingStore,
         write: bool,

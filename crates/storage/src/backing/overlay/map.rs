@@ -80,7 +80,7 @@ impl OwnMap {
         map
     }
 
-    /// Creates a map like [`new`](Self::new) of which nothing is known yet.
+    /// Creates a map like [`new`](Self::new), but one in which no object is known yet.
     pub(crate) fn unknown(object_bytes: u64, common_bytes: u64) -> OwnMap {
         assert!(object_bytes.is_power_of_two() && object_bytes >= SECTOR_BYTES, "objects of {object_bytes}");
         let common_bytes = common_bytes / SECTOR_BYTES * SECTOR_BYTES;

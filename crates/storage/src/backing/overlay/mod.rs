@@ -13,8 +13,8 @@
 //! of one sector in flight at once. The parent's data never changes. So the parent's disk may be
 //! serving a read of some sectors while the guest writes other sectors of the same object.
 //!
-//! A backing can be a clone if it can [tell](Driver::parent) which of its data is its own. The
-//! caller passes reads to the parent's disk.
+//! A backing can be a clone if it can [tell](Driver::parent) which of its data is its own. The code
+//! that uses this backing sends the reads of parent data to the parent's disk.
 
 mod map;
 

@@ -23,7 +23,7 @@ struct Asked {
     common_bytes: u64,
 }
 
-/// Completes nothing by itself.
+/// A simulated backing that completes nothing by itself.
 struct Fake {
     info: BackingInfo,
     asked: Arc<Mutex<Asked>>,

@@ -77,7 +77,7 @@ pub fn remove_leftovers() {
     }
 }
 
-/// Returns true for a directory that a hob of this user created a while ago.
+/// Returns true for a directory that a hob process of this user created at least [`AGE_MIN`] ago.
 fn is_ours(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix(PREFIX));
     let is_named = name.is_some_and(|rest| rest.len() == 16 && rest.bytes().all(|b| b.is_ascii_hexdigit()));

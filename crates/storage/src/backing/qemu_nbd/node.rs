@@ -19,7 +19,8 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// Returns the image's backing file and the files below that; `None` if it has none.
+    /// Returns the image's backing file, and the files below the backing file; `None` if the image
+    /// has no backing file.
     pub(super) fn parent(&self) -> Option<(&ImageFile, &[ImageFile])> {
         let at = self.files.iter().position(|file| file.role == Role::Backing)?;
         Some((&self.files[at], &self.files[at + 1..]))

@@ -3,8 +3,9 @@
 //! hob lists the objects when the image is opened, under its lock or from a snapshot, so that no
 //! other client changes the image. From then on only this process changes the image, and
 //! [`overlay`](crate::backing::overlay) tracks the changes. Another client can still ask to flatten
-//! or shrink the image. This client does that, because it has the lock, and its lock thread is
-//! notified. A flattened image shares nothing with its parent.
+//! or shrink the image. librbd then flattens or shrinks the image in hob's process, because hob has
+//! the lock. The thread of the lock monitor detects the change. A flattened image shares nothing
+//! with its parent.
 //!
 //! The object map (`fast-diff`) lists the existing objects. Without the object map, librbd would
 //! check each object, and would skip empty objects that hide the parent's objects. Images without
@@ -109,8 +110,8 @@ impl Image {
         Ok(Some(named))
     }
 
-    /// Returns the size of an object, which takes the place of a stripe, bytes. `None` for striped
-    /// images, and if librbd does not report the size.
+    /// Returns the size of the image's objects, which hob uses as the stripe size, bytes. `None`
+    /// for striped images, and if librbd does not report the size.
     pub(super) fn stripe_bytes(&self) -> Option<u64> {
         let (mut features, mut info) = (0, ImageInfo::default());
         // SAFETY: the image is open, and the length is that of the structure.

@@ -184,8 +184,8 @@ impl Image {
         Ok((text(&cluster), text(&id)))
     }
 
-    /// Returns the constant identity of the image; for a snapshot also its name for
-    /// [`Driver::constant`].
+    /// Returns the identity text of the image, and for a snapshot also the name that
+    /// [`Driver::constant`] returns.
     pub(super) fn identity(&self, spec: &Spec, size_bytes: u64) -> Result<(String, Option<String>), String> {
         let (cluster, id) = self.ids()?;
         let Some(name) = &spec.snapshot else {

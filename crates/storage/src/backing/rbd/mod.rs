@@ -2,11 +2,11 @@
 //!
 //! # Exclusive access
 //! hob locks an image that it writes (librbd's exclusive lock), and keeps the lock if another
-//! client requests it. A client that breaks the lock blocklists this client. From then on every I/O
-//! fails, and [`Driver::is_lost`] reports it. A thread also checks the lock once a second, because
-//! requests that flash serves need no I/O to the image. The destination of a migration opens the
-//! image without the lock and writes nothing. The destination takes the lock when the source has
-//! released it ([`lock`]).
+//! client requests it. A client that breaks the lock blocklists hob's client at the cluster. From
+//! then on every I/O fails, and [`Driver::is_lost`] reports it. A thread also checks the lock once
+//! a second, because requests that flash serves need no I/O to the image. The destination of a
+//! migration opens the image without the lock and writes nothing. The destination takes the lock
+//! when the source has released it ([`lock`]).
 //!
 //! # Durability
 //! librbd's own cache is off, unless the configuration of the pool or the image overrides the
