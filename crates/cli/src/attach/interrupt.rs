@@ -18,7 +18,7 @@ pub(super) enum OnSignal {
     End,
 }
 
-/// Whether the user asked the command to end, and whether the command is pausing the VM.
+/// Records whether the user asked the command to end, and whether the command has the VM paused.
 #[derive(Debug, Default)]
 pub(super) struct Interrupt {
     is_requested: AtomicBool,

@@ -66,8 +66,8 @@ pub(super) struct Report {
     pub(super) notes: Vec<String>,
 }
 
-/// Fields that the optimum has. Its other fields are unknown, because the optimum is computed for
-/// read hits, and for nothing else.
+/// Fields that the row of the optimum has. The other fields of this row are unknown, because the
+/// optimum is computed only for read hits.
 const KNOWN_OF_OPTIMUM: [&str; 7] =
     ["policy", "admission", "block_bytes", "cache_bytes", "cache_share", "read_hit_ratio", "block_hit_ratio"];
 
