@@ -81,7 +81,7 @@ enum Step {
     Fuzz,
 }
 
-/// How a step runs beside other steps.
+/// Order of a step in relation to other steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lane {
     /// The next step waits for this one.
