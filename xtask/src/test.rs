@@ -91,9 +91,9 @@ enum Lane {
     /// The next steps start without waiting for this one, but steps that need the installed packages
     /// wait.
     Install,
-    /// The steps of this lane compute. They run one after the other, with a lower priority than the
-    /// black-box tests, which wait more than they compute. The first step of the lane starts the
-    /// whole lane.
+    /// The steps of this lane mostly use the processor. They run one after the other, with a lower
+    /// priority than the black-box tests, which wait more than they compute. The first step of the
+    /// lane starts the whole lane.
     Background,
 }
 
