@@ -16,7 +16,8 @@ use crate::shell;
 /// little of two processors.
 const AT_ONCE: usize = 2;
 
-/// Number of test files of crates that run at the same time, beside one that waits.
+/// Number of test files of crates that run at the same time, in addition to one file of
+/// [`WAITING_OF_CRATES`].
 const CRATES_AT_ONCE: usize = 2;
 
 /// Black-box test files that take about a minute or longer. These files start first. Otherwise the
