@@ -97,7 +97,7 @@ enum Lane {
     Background,
 }
 
-/// Niceness of the steps in the background. The other steps have 0.
+/// Niceness of the steps in the background. The other steps have the niceness 0.
 const BACKGROUND_NICE: i32 = 10;
 
 /// A step with its duration and result.

@@ -51,7 +51,7 @@ options! {
         #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
         dirty_stop: Option<u8>,
         /// When at least this percentage of the cache is dirty, writes to uncached blocks bypass
-        /// it; in a split cache, the size of the write buffer has this effect
+        /// the cache; in a split cache, the size of the write buffer is the limit instead
         #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
         dirty_full: Option<u8>,
         /// Maximum age of dirty data, seconds; 0: only the percentages start destaging

@@ -34,7 +34,8 @@ const SEGMENTS_MAX: u64 = 20_000;
 /// Compare ways to divide one pool between several disks: equal parts, the daemon's choice, one LRU
 /// for all disks, and the best fixed parts
 ///
-/// Each disk of each trace is a disk of one host, and all begin at the same time.
+/// Each disk of each trace is a disk of one host, and the traces of all disks begin at the same
+/// time.
 #[derive(Debug, Args)]
 pub(crate) struct ShareArgs {
     /// The traces; a trace with several disks counts as several

@@ -3,11 +3,11 @@
 //!
 //! The versions of a unit are numbered in the order of their requests; writes to one unit never
 //! overlap in time. Before a cut, a read must return the version that was acknowledged last. After
-//! a cut it may return
+//! a cut, a read may return one of these versions:
 //!
 //! * the *floor*: the newest version that a flush or FUA write made durable, or that a read has
-//!   returned since a cut,
-//! * or any version requested after it, acknowledged or not,
+//!   returned since a cut
+//! * any version requested after the floor, acknowledged or not
 //!
 //! After a read has returned one of these versions, later reads must return the same version. Each
 //! word of a version's content states the unit and the version, so a mixed or misplaced unit, or
