@@ -49,7 +49,8 @@ pub(super) struct Work<'a> {
     records: &'a Records,
     pub(super) record: &'a Record,
     interrupt: Arc<Interrupt>,
-    /// True after a step failed. The command undoes its changes, also if the user interrupts it.
+    /// True after a step of the command failed. The command undoes its changes, also if the user
+    /// interrupts it.
     is_undoing: bool,
     paused_at: Option<Instant>,
     /// Time for which the VM was paused.

@@ -57,7 +57,7 @@ impl Interrupt {
         reaction == OnSignal::End && !self.is_pausing.load(Ordering::Relaxed)
     }
 
-    /// Returns true after a signal.
+    /// Returns true if the command has received a signal.
     pub(super) fn is_requested(&self) -> bool {
         self.is_requested.load(Ordering::Relaxed)
     }
