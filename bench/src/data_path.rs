@@ -1,14 +1,15 @@
 //! `cargo xtask bench data-path` measures the cost of hob's data path when every read is a hit.
 //!
 //! The benchmark has several settings. In the *device-bound* setting, data and pool are on a disk
-//! and opened with O_DIRECT. hob is compared with `qemu-nbd` on a copy of the data, and both with
-//! fio on the bare file. In the *software-bound* setting, data and pool are in memory (tmpfs), so
-//! that only software is measured. hob is compared with `nbdkit`, with and without nbdkit's cache.
-//! The *vhost-user* settings are the same two through vhost-user-blk, compared with
-//! `qemu-storage-daemon`. The requests come from the driver of the black-box tests or from libblkio.
-//! In the *write-back* setting, hob writes to a pool on a disk. hob is compared with `qemu-nbd` and
-//! fio on files on the same disk. The *file* setting is the device-bound setting through FUSE,
-//! compared with `qemu-storage-daemon`.
+//! and opened with O_DIRECT. hob is compared with `qemu-nbd` on a copy of the data, and both
+//! programs are compared with fio on the bare file. In the *software-bound* setting, data and pool
+//! are in memory (tmpfs), so that only software is measured. hob is compared with `nbdkit`, with
+//! and without nbdkit's cache. There are two *vhost-user* settings through vhost-user-blk,
+//! device-bound and software-bound. In these settings, hob is compared with `qemu-storage-daemon`.
+//! The requests come from the driver of the black-box tests or from libblkio. In the *write-back*
+//! setting, hob writes to a pool on a disk. hob is compared with `qemu-nbd` and fio on files on the
+//! same disk. The *file* setting is the device-bound setting through FUSE, compared with
+//! `qemu-storage-daemon`.
 //!
 //! All servers of a setting run at the same time. Each round measures every workload on every
 //! server, one after the other, in a rotating order. The result is the median over the rounds.

@@ -41,7 +41,8 @@ const REFERENCES: [Reference; 11] = [
     Reference { policy: "optimum", speeds: None, times: 0.0, misses: Some([0.287, 0.134]) },
 ];
 
-/// Policies without a reference value. These policies are measured without requirements.
+/// Policies without a reference value. The benchmark measures these policies, but requires no
+/// result.
 const OTHERS: [&str; 3] = ["lfu", "larc", "two-level-lru"];
 const SHARES: [&str; 2] = ["1%", "10%"];
 /// Maximum difference between a miss ratio and its reference value, which comes from another random

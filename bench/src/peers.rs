@@ -25,7 +25,7 @@ use results::{HOB, Played, Results, Row, TracePlayed};
 pub(crate) struct Arguments {
     #[command(flatten)]
     selection: Selection,
-    /// Use only so many reads and writes of each trace, the first ones
+    /// Maximum number of reads and writes of each trace to use, from its start
     #[arg(long, value_name = "N")]
     requests: Option<usize>,
     /// Directory with the source of OCF, the engine of Open CAS

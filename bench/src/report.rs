@@ -36,7 +36,7 @@ pub(crate) enum Measure {
     Journal,
 }
 
-/// Whether a required ratio is a minimum or a maximum.
+/// Kind of limit of a required ratio: minimum or maximum.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Limit {
     AtLeast(f64),

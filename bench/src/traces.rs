@@ -22,7 +22,7 @@ pub(crate) const NO_TRACES: &str =
 /// Endings of the names of trace files.
 const ENDINGS: [&str; 3] = [".csv", ".csv.zst", ".csv.gz"];
 
-/// Which traces to use.
+/// Options that select traces and cache sizes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Selection {
     /// Directory of the traces [default: HOB_TRACES, or ../shared/traces beside the repository]

@@ -293,7 +293,7 @@ mon_data = {mon}
 log_file = {log}/$name.log
 admin_socket =
 auth_allow_insecure_global_id_reclaim = false
-# The disk of whoever runs this may be nearly full.
+# The disk of the test host may be nearly full.
 mon_data_avail_warn = 2
 mon_data_avail_crit = 1
 paxos_propose_interval = 0.05

@@ -62,10 +62,10 @@ const VERIFY: &str = include_str!("guest/verify.fio");
 /// Lock that a test with an emulated VM holds, so that only one such test runs at a time.
 static CORES: Mutex<()> = Mutex::new(());
 
-/// The kernel's command line. If the host stalls, the guest's kernel would take that for a lockup, and
-/// print stacks in which the scripts find words like `timeout`. `nowatchdog` and `rcu_cpu_stall_suppress`
-/// prevent that. Emulation is slow, so the kernel does not zero memory that it overwrites, nor test its
-/// ciphers, and waits only briefly for other CPUs.
+/// The kernel's command line. If the host stalls, the guest's kernel would report a lockup, and
+/// print stacks in which the scripts find words like `timeout`. `nowatchdog` and
+/// `rcu_cpu_stall_suppress` prevent these reports. Emulation is slow, so the kernel does not zero
+/// memory that it overwrites, nor test its ciphers, and waits only briefly for other CPUs.
 pub const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check mitigations=off nowatchdog \
                                 rcupdate.rcu_cpu_stall_suppress=1 rcupdate.rcu_expedited=1 init_on_alloc=0 \
                                 cryptomgr.notests";

@@ -89,7 +89,7 @@ fn slot((address, size, file): &(u64, u64, File)) -> VhostUserMemoryRegionInfo {
     }
 }
 
-/// Whether the server can seal the memory's file.
+/// Permission of the server to seal the memory's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sealing {
     /// The file can be sealed, like QEMU's memfds.

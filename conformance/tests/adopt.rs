@@ -249,8 +249,8 @@ fn a_cache_that_is_to_do_without_its_peer_leaves_it_first() {
 }
 
 /// B has failed, so the ownership record of the disk `vm` must be changed before its guest
-/// continues. B also has a replica of a disk without an ownership record, which must not delay
-/// that.
+/// continues. B also has a replica of a disk without an ownership record. This replica must not
+/// delay the change.
 #[test]
 fn a_disk_without_owner_keeps_no_other_waiting() {
     let mut stage = Stage::new();

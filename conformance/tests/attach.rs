@@ -635,7 +635,7 @@ fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
             monitor.ask("query-block-jobs", json!({})).as_array().is_some_and(Vec::is_empty)
         });
     }
-    // QEMU's answers may be those of a guest that has taken it over.
+    // A guest that has taken over its QEMU can send any answers.
     std::fs::write(stage.scratch.path("lies.img"), [0; 4096]).unwrap();
     let liar = lying_proxy(&stage.scratch.path("lies.sock"), &stage.scratch.path("qmp.sock"));
     let (records, nbd) = (stage.scratch.text("records"), stage.scratch.text("nbd.sock"));

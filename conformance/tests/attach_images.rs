@@ -201,7 +201,8 @@ fn an_image_that_cannot_be_attached_is_refused_before_any_step() {
     }
 }
 
-/// QEMU needs the option as the text `off` when it opens the image again.
+/// When hob makes QEMU open the image again, the value of the option `locking` must be the text
+/// `off`.
 #[test]
 fn a_disk_with_the_option_locking_is_detached() {
     let stage = Stage::new();
@@ -231,7 +232,8 @@ fn an_image_is_not_extended_again_by_the_next_attachment() {
     Tool::new("qemu-img").args(["check", "-f", "qcow2", &stage.scratch.text("disk.qcow2")]).run();
 }
 
-/// The VM would use the other file.
+/// After the image was renamed, another file is at its path. After a detach, the VM would use this
+/// file.
 #[test]
 fn a_disk_is_not_detached_to_another_file_at_the_path_of_its_image() {
     let stage = Stage::new();
@@ -274,7 +276,8 @@ fn an_unplugged_disk_is_detached() {
     assert_eq!(stage.first("disk.img"), 1);
 }
 
-/// The methods `mirror` and `device` replace or reopen the root node, which has the option.
+/// The methods `mirror` and `device` replace or reopen the root node, which has the option
+/// `detect-zeroes`.
 #[test]
 fn writes_of_zeroes_are_detected_as_before() {
     let stage = Stage::new();

@@ -205,8 +205,8 @@ fn start_daemon(scratch: &Scratch) -> (Daemon, Client) {
     (daemon, scratch.connect_when_served("vm"))
 }
 
-/// Promise 1: a stop leaves dirty data in the cache if the backing does not answer. It does not wait
-/// for the backing, whether that is dead or hangs, and the guest sees no error after the next start.
+/// Promise 1: a stop leaves dirty data in the cache if the backing does not answer. The stop does
+/// not wait for a backing that is dead or hangs, and the guest sees no error after the next start.
 #[test]
 fn a_stop_during_a_drain_takes_seconds_and_loses_nothing() {
     for is_dead in [true, false] {

@@ -1,7 +1,7 @@
 //! An operator can always remove a disk, and discard dirty data: `hob disk remove --discard-dirty`
 //! and `hob cache discard-dirty` end within 10 seconds while the backing hangs or has failed, even
-//! with requests that would wait for it for ever. The same holds for the drain of a cache without space
-//! for a journal, before its disk is served, if the backing is an NBD server.
+//! with requests that would wait for the backing for ever. The same holds for the drain of a cache
+//! without space for a journal, before its disk is served, if the backing is an NBD server.
 //!
 //! The tests with a hanging filesystem mount and freeze one, and need root and loop devices.
 

@@ -19,7 +19,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const SILENT: usize = 600;
 
 /// Maximum time until a real client is served. hob closes a silent connection only after 5 s, so a
-/// client that waits for one takes longer.
+/// client that waits for this end takes longer.
 const SERVED_MAX: Duration = Duration::from_secs(2);
 
 /// Maximum number of attempts per client. A busy host may delay any of them.

@@ -156,7 +156,7 @@ fn a_chain_that_waits_for_room_is_carried_out_when_there_is_some() {
     assert!((0..5).any(|_| waits_for_room()), "this test was always too late with its data");
 }
 
-/// Returns false if the host was so busy that hob has disconnected the clients, which keep others
+/// Returns false if the host was so busy that hob has disconnected clients that keep others
 /// waiting.
 fn waits_for_room() -> bool {
     let scratch = Scratch::new();

@@ -216,8 +216,8 @@ fn data_written_before_the_cache_is_recovered_is_never_stale() {
     assert_same(&image, &stage.content, 0, "the backing");
 }
 
-/// An operator restores a backup in place while hob is dead: dirty data that is newer than the backup
-/// must not be mixed with it.
+/// An operator restores a backup in place while hob is dead: dirty data that is newer than the
+/// backup must not be mixed with the backup's data.
 #[test]
 fn dirty_data_stays_in_flash_if_the_file_was_changed_after_a_kill() {
     let lazy = ["--mode", "write-back", "--dirty-age-max", "0", "--dirty-start", "60", "--dirty-stop", "50"];

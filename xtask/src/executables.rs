@@ -101,8 +101,8 @@ fn processor_time(child: &Child) -> Duration {
 /// executable as one block when the executable ends, and a total at the end. The error has the
 /// failed tests and their messages.
 ///
-/// Tests that failed only because a limit of time passed run once more afterwards, without the other
-/// executables: a busy machine can delay everything, so such a failure does not prove a fault of
+/// Tests that failed only because a limit of time passed run once more afterwards, without the
+/// other executables: a busy host can delay everything, so such a failure does not prove a fault of
 /// hob. Any other failure is final.
 pub fn run(
     executables: &[Executable],

@@ -16,11 +16,12 @@ use crate::shell;
 /// little of two processors.
 const AT_ONCE: usize = 2;
 
-/// Number of test files of crates that run at the same time, beside one that waits.
+/// Number of test files of crates that run at the same time, in addition to one file of
+/// [`WAITING_OF_CRATES`].
 const CRATES_AT_ONCE: usize = 2;
 
 /// Black-box test files that take about a minute or longer. These files start first. Otherwise the
-/// last of them would run alone at the end.
+/// last of these files would run alone at the end.
 const LONG: [&str; 11] = [
     "attach",
     "live_migration",
@@ -35,16 +36,17 @@ const LONG: [&str; 11] = [
     "libvirt",
 ];
 
-/// Black-box test files that mostly wait, for example for leases to end or for slow stores. They run
-/// without other tests: a lease must not end because an emulated guest uses the CPUs, and the sizes
-/// of shared caches follow the load.
+/// Black-box test files that mostly wait, for example for leases to end or for slow stores. These
+/// files run without other tests: a lease must not end because an emulated guest uses the CPUs, and
+/// the sizes of shared caches follow the load.
 const WAITING: [&str; 7] =
     ["cluster", "shared", "qos_hosts", "cluster_moves", "adopt", "dead_backing", "peer"];
 
 /// Number of parallel tests in each waiting file, usually more than the number of processors.
 const WAITING_THREADS: &str = "--test-threads=3";
 
-/// Test files of crates that mostly wait for slow servers. They run beside the other tests of crates.
+/// Test files of crates that mostly wait for slow servers. These files run at the same time as the
+/// other tests of crates.
 const WAITING_OF_CRATES: [&str; 8] = [
     "backing_file",
     "backing_images",
@@ -56,13 +58,13 @@ const WAITING_OF_CRATES: [&str; 8] = [
     "remote",
 ];
 
-/// Test executables of crates that take minutes. They start first.
+/// Test executables of crates that take minutes. These executables start first.
 const LONG_OF_CRATES: [&str; 4] = ["hob_lab", "ownership", "injection", "hob_daemon"];
 
 /// Test files that move data. These tests run a second time without io_uring.
 const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
-/// Test files of the torture harness that start hob. They belong to the torture step.
+/// Test files of the torture harness that start hob. These files belong to the torture step.
 pub(crate) const TORTURE: [&str; 5] =
     ["failed_flash", "hung_file", "losing_flash", "stale_file", "volatile_backing"];
 
@@ -134,8 +136,8 @@ fn test_files(files: &[&str]) -> Result<Vec<Executable>> {
     Ok(executables)
 }
 
-/// Runs the tests of every crate except xtask. They need no binary of hob. Test files of conformance
-/// must have other names than those of crates.
+/// Runs the tests of every crate except xtask. These tests need no binary of hob. Test files of
+/// conformance must have other names than those of crates.
 pub(crate) fn crates() -> Result<()> {
     let mut of_crates = BTreeSet::new();
     for dir in fs::read_dir(shell::root().join("crates"))?.collect::<Result<Vec<_>, _>>()? {

@@ -81,7 +81,7 @@ enum Step {
     Fuzz,
 }
 
-/// How a step runs beside other steps.
+/// Order of a step in relation to other steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lane {
     /// The next step waits for this one.
@@ -91,13 +91,13 @@ enum Lane {
     /// The next steps start without waiting for this one, but steps that need the installed packages
     /// wait.
     Install,
-    /// The steps of this lane compute. They run one after the other, with a lower priority than the
-    /// black-box tests, which wait more than they compute. The first step of the lane starts the
-    /// whole lane.
+    /// The steps of this lane mostly use the processor. They run one after the other, with a lower
+    /// priority than the black-box tests, which wait more than they compute. The first step of the
+    /// lane starts the whole lane.
     Background,
 }
 
-/// Niceness of the steps in the background. The other steps have 0.
+/// Niceness of the steps in the background. The other steps have the niceness 0.
 const BACKGROUND_NICE: i32 = 10;
 
 /// A step with its duration and result.

@@ -68,7 +68,7 @@ impl Scale {
     }
 }
 
-/// Which of two results is better.
+/// Kind of a result: the higher or the lower value is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Better {
     More,

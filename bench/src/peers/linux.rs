@@ -90,7 +90,7 @@ fn bucket_bytes(cache_bytes: u64) -> u64 {
     (1 << most.ilog2()).clamp(BUCKET_BYTES.0, BUCKET_BYTES.1)
 }
 
-/// How guests run.
+/// Options for the caches of Linux, which run in guests.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct Options {
     /// Caches of Linux to compare with

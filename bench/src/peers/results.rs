@@ -103,7 +103,7 @@ impl Row {
     }
 }
 
-/// How a trace was played.
+/// Facts about one playback of a trace.
 #[derive(Clone, Debug)]
 pub(super) struct TracePlayed {
     pub(super) trace: String,

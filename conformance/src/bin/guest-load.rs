@@ -23,7 +23,8 @@ use conformance::load::{BLOCK_BYTES, Pattern};
 
 const THREADS: u64 = 4;
 const O_DIRECT: i32 = 0o40_000;
-/// Pause of each thread after a request: the guest's load should not depend on the speed of its disk.
+/// Pause of each thread after a request, so that the rate of requests depends little on the speed
+/// of the disk.
 const REST: Duration = Duration::from_millis(8);
 /// Number of writes after which a thread sends a flush.
 const FLUSH_EACH: u64 = 16;

@@ -88,7 +88,7 @@ impl FromStr for Target {
 }
 
 /// Returns the path of a socket without links and `..` in its directory, so that one socket has one
-/// name in the records. The socket itself may be gone.
+/// name in the records. The socket itself may not exist any more.
 fn plain(socket: PathBuf) -> PathBuf {
     let directory = socket.parent().and_then(|directory| directory.canonicalize().ok());
     let plain = directory.zip(socket.file_name()).map(|(directory, name)| directory.join(name));
@@ -108,9 +108,9 @@ struct Common {
 
 /// Cache the disks of a running VM, without stopping it
 ///
-/// The VM pauses for some milliseconds while its requests are redirected to hob. If a step fails, or
-/// the command is interrupted, everything is undone. Repeat a command that was killed: it continues
-/// where it was.
+/// The VM pauses for some milliseconds while its requests are redirected to hob. If a step fails,
+/// or the user interrupts the command, the command undoes all its changes. If the command was
+/// killed, repeat it: the new command continues with the next step.
 #[derive(Debug, Args)]
 pub(crate) struct Attach {
     /// The VM: qmp:PATH (QEMU's QMP socket), libvirt:NAME, or pve:VMID (Proxmox VE)
@@ -143,8 +143,8 @@ pub(crate) struct Attach {
 
 /// Return the disks of a running VM to their images, without stopping it
 ///
-/// Dirty data is written to the image first. Repeat a command that was interrupted: it continues
-/// where it was.
+/// Dirty data is written to the image first. If the command was interrupted, repeat it: the new
+/// command continues with the next step.
 #[derive(Debug, Args)]
 pub(crate) struct Detach {
     /// The VM: qmp:PATH (QEMU's QMP socket), libvirt:NAME, or pve:VMID (Proxmox VE)
@@ -386,8 +386,8 @@ async fn connect_to_detach(
 }
 
 /// Refuses a VM with a block job of another program. `known` has the records of the VM's disks. If
-/// a killed command left the VM paused, this function continues the VM first. The VM must not stay
-/// paused until the job ends, or while other disks have their steps.
+/// a killed command left the VM paused, this function continues the VM first. Otherwise the VM
+/// could stay paused until the job ends, or while the command changes other disks.
 async fn check_jobs(
     vm: &Vm,
     monitor: &mut Monitor,
@@ -425,7 +425,7 @@ fn has_cache_options(args: &Attach) -> bool {
     args.pool.is_some() || args.size.is_some() || settings != CacheSettings::default()
 }
 
-/// Refuses a disk whose name in hob would be that of another disk of the same command.
+/// Refuses a disk that would have the same name in hob as another disk of the same command.
 fn check_distinct(wanted: &[Record], record: &Record) -> anyhow::Result<()> {
     if let Some(other) = wanted.iter().find(|other| other.disk == record.disk) {
         bail!(
@@ -451,7 +451,8 @@ fn listen(common: &Common, reaction: OnSignal) -> anyhow::Result<Arc<Interrupt>>
     if common.dry_run { Ok(Arc::default()) } else { Interrupt::listen(reaction) }
 }
 
-/// Removes hob's disk of an attachment that QEMU has nothing of, or prints the plan of that.
+/// Removes hob's disk of an attachment of which QEMU has no node, object or job. With `--dry-run`,
+/// prints the plan of the removal instead.
 async fn remove_left_over(work: &mut Work<'_>, common: &Common) -> anyhow::Result<()> {
     let record = work.record;
     let Record { label, disk, file, .. } = record;

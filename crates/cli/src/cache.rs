@@ -77,8 +77,8 @@ pub(crate) enum Cache {
     },
     /// Discard the dirty data of a cache: writes that were acknowledged to the guest are lost
     ///
-    /// Completes within 10 seconds, even if the backing hangs or is dead: requests that wait for it
-    /// fail. The next flush of each connected client fails once.
+    /// Completes within 10 seconds, even if the backing hangs or is dead: requests that wait for
+    /// the backing fail. The next flush of each connected client fails once.
     DiscardDirty {
         /// The disk
         disk: String,

@@ -157,7 +157,7 @@ fn fish(script: &str) -> String {
     changed + FISH
 }
 
-/// Kind of a word of a command line.
+/// Kind of name that can complete a word of a command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Names {
     Disks,

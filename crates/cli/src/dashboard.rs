@@ -1,4 +1,4 @@
-//! `hob dashboard`: serves the daemon's dashboard to a browser on this host. It is meant for a
+//! `hob dashboard`: serves the daemon's dashboard to a browser on this host. The command is for a
 //! daemon that listens only on a Unix socket, which browsers cannot open.
 //!
 //! `hob dashboard` listens on a loopback address until Ctrl-C and requires the printed token.

@@ -92,8 +92,8 @@ fn histograms_page() -> String {
     }
     let _ = write!(
         page,
-        "\nA distance is measured from the last sector of one request to the first sector of the next. It is 1 if the next request \
-         continues directly, and 0 or less if it goes back. `seek-nearest` uses the nearest of the {NEAREST_OF} previous \
+        "\nA distance is measured from the last sector of one request to the first sector of the next. The distance is 1 if the next request \
+         starts directly after the last sector, and 0 or less if the next request starts before that. `seek-nearest` uses the nearest of the {NEAREST_OF} previous \
          requests, so several concurrent sequential streams are recognised as sequential. Times are rounded up to whole \
          microseconds. `outstanding` does not count the request itself.\n"
     );
@@ -153,17 +153,18 @@ fn write_arguments(page: &mut String, arguments: &[&clap::Arg]) {
 fn lifecycle_page() -> String {
     let mut page = format!(
         "{GENERATED}# Suspends, snapshots and restarts\n\nFor administrators whose VMs are suspended or restored from snapshots.\n\n\
-         Some events of a VM affect the caches of its disks. hob cannot see them, so a hook of the hypervisor\n\
-         must report them. You need this if your VMs are suspended, or if you take snapshots of their\n\
-         backings. libvirt and Proxmox VE have ready hooks ([MIGRATION.md](MIGRATION.md)).\n\n\
+         Some events of a VM affect the caches of its disks. hob cannot see these events, so a hook of the\n\
+         hypervisor must report them. You need such a hook if your VMs are suspended, or if you take\n\
+         snapshots of their backings. hob has hooks for libvirt and Proxmox VE\n\
+         ([MIGRATION.md](MIGRATION.md)).\n\n\
          ```console\n\
          # hob disk event web snapshot-create              # before a snapshot of the backing\n\
          # hob disk event web snapshot-revert --dry-run    # what would be lost?\n\
          ```\n\n\
-         The same call of the API is `POST /v1/disks/DISK/events`. The command returns when the cache is\n\
+         In the API, `POST /v1/disks/DISK/events` reports an event. The command returns when the cache is\n\
          drained or emptied. Meanwhile `hob disk show` shows the progress of a drain.\n\n\
          An event that discards dirty data fails if there is such data, and states the amount. To discard\n\
-         it, add `--yes` (API: `\"discard_dirty\": true`).\n\n\
+         the data, add `--yes` (API: `\"discard_dirty\": true`).\n\n\
          | event | volatile cache (`vfrc`) | persistent cache (all other presets) | when to report it, and why |\n\
          |---|---|---|---|\n"
     );
@@ -173,15 +174,17 @@ fn lifecycle_page() -> String {
     }
     page.push_str(
         "\n\
-         Volatile caches follow vSphere Flash Read Cache. They are emptied by a cold restart, a resume, and\n\
-         consolidating or reverting a snapshot. If you changed a preset, its setting `persistent` counts.\n\n\
+         Volatile caches behave as in vSphere Flash Read Cache: hob empties them at a cold restart, at a\n\
+         resume, and when a snapshot is consolidated or reverted. If you override the setting `persistent` of\n\
+         a preset, your value decides whether the cache is volatile.\n\n\
          A snapshot must be reverted *in place*: the same file or volume gets other contents, and nothing\n\
          writes to it meanwhile. In two cases, remove the disk before the revert (`hob disk remove`) and add\n\
          it afterwards:\n\n\
          * The snapshot becomes another file.\n\
          * The disk is an image that hob opens through `qemu-nbd`.\n\n\
          A persistent cache then detects that its backing changed, and uses none of its old data\n\
-         ([FAULTS.md](FAULTS.md)). It does the same after a revert that happened while hob was down.\n",
+         ([FAULTS.md](FAULTS.md)). The cache also detects a revert that happened while\n\
+         hob was down.\n",
     );
     page
 }
@@ -189,7 +192,7 @@ fn lifecycle_page() -> String {
 fn outcomes_page() -> String {
     let mut page = format!(
         "{GENERATED}# Outcomes\n\nFor operators who read `hob explain`, `hob stats` or the metrics.\n\nEach request of a guest has exactly one \
-         outcome. An outcome is a class; some classes have several reasons.\n\nRequests that the guest's protocol does not allow, such as one outside the disk or a write to a read-only export, \
+         outcome. An outcome consists of a class and, for some classes, a reason.\n\nRequests that the guest's protocol does not allow, such as one outside the disk or a write to a read-only export, \
          get an error from the NBD, vhost-user or FUSE front end. They have no outcome, and no statistics count them.\n\n| class | reason | the requests … |\n|---|---|---|\n"
     );
     for row in OUTCOMES {
@@ -222,7 +225,7 @@ fn policies_page() -> String {
         let _ = writeln!(page, "| `{}` | {} |", row.form, row.summary);
     }
     page.push_str(
-        "\n# Fill granularity\n\nThe setting `fill` (`--fill`) decides how much a read miss brings into the cache. `hob lab sim --fill` simulates it.\n\n\
+        "\n# Fill granularity\n\nThe setting `fill` (`--fill`) decides how much a read miss brings into the cache. `hob lab sim --fill` simulates the setting.\n\n\
          | fill | what it does |\n|---|---|\n",
     );
     for row in FILLS {
@@ -236,7 +239,7 @@ fn presets_page() -> String {
         "{GENERATED}# Presets\n\nFor operators who choose the settings of a cache.\n\nA preset is a named set of cache settings. You can override each \
          setting: `hob cache enable --preset zbs --dirty-start 30`, or the same names in hob.toml. A cache without a preset \
          has the settings of `vfrc`. The memory tier above a cache (`--ram`) is not part of a preset. An array with FAST Cache \
-         has a cache in DRAM too: `--preset fast-cache --ram 4G` corresponds to it.\n\n\
+         has a cache in DRAM too: `--preset fast-cache --ram 4G` corresponds to such an array.\n\n\
          | preset | mode | persistent | layout | block | admission | fill | policy | destage | start, stop, full (dirty blocks) | maximum age | \
          copies |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n"
     );

@@ -98,7 +98,7 @@ pub(crate) struct Global {
     log_format: Option<LogFormat>,
 }
 
-/// How lines of the log are written.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
     /// For people.

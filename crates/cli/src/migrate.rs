@@ -87,7 +87,7 @@ pub(super) fn carry(copied: &'static str) -> impl TypedValueParser<Value = Carry
     })
 }
 
-/// What triggers the hand-over.
+/// The event that triggers the hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum When {
     /// The first write on the other host: the VM runs there

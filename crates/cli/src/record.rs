@@ -45,7 +45,7 @@ pub(crate) struct Record {
     format: TraceFormat,
 }
 
-/// How a trace is written.
+/// Format of the trace file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum TraceFormat {
@@ -68,7 +68,7 @@ struct Recorded {
     ended: Ended,
 }
 
-/// Why a recording ended.
+/// Reason why a recording ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Ended {

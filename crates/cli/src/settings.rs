@@ -51,7 +51,7 @@ options! {
         #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
         dirty_stop: Option<u8>,
         /// When at least this percentage of the cache is dirty, writes to uncached blocks bypass
-        /// it; in a split cache, the size of the write buffer has this effect
+        /// the cache; in a split cache, the size of the write buffer is the limit instead
         #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
         dirty_full: Option<u8>,
         /// Maximum age of dirty data, seconds; 0: only the percentages start destaging
@@ -60,8 +60,9 @@ options! {
         /// Number of copies on flash, of all data or only of dirty data
         #[arg(long, value_name = "N", value_parser = words(COPIES))]
         copies: Option<String>,
-        /// Destage in write order, so that the backing has a past state of the disk, except after a
-        /// restart of hob until what was dirty then is destaged; destaging is slower
+        /// Destage in write order, so that the backing has a past state of the disk; destaging is
+        /// slower. After a restart of hob, this is true only when the data that was dirty at the
+        /// restart is destaged
         #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
         ordered: Option<bool>,
         /// After which restarts a persistent cache is compared with its backing
@@ -92,7 +93,7 @@ pub(super) struct Sharing {
 }
 
 impl Sharing {
-    /// Adds these settings to the others.
+    /// Adds the settings of a shared cache to the cache's other settings.
     pub(super) fn add_to(self, settings: Settings) -> CacheSettings {
         let Sharing { min, max, shares, pin } = self;
         CacheSettings { min, max, shares, pin, ..settings.into() }

@@ -72,7 +72,7 @@ pub(crate) enum Swap {
     List,
 }
 
-/// Ends swapping to a device; the daemon runs it as a child process
+/// Ends swapping to a device; the daemon runs this command as a child process
 #[derive(Debug, Args)]
 pub(crate) struct SwapOff {
     /// The device

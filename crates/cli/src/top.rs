@@ -191,7 +191,7 @@ async fn follow(
     }
 }
 
-/// Whether `hob top` continues or ends after a key was pressed.
+/// Effect of a key: `hob top` continues or ends.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
     Stay,

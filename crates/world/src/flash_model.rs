@@ -56,8 +56,9 @@ pub struct FlashConfig {
 impl FlashConfig {
     /// Returns a SATA SSD with 39 500 random 4 KiB reads per second at queue depth 32, the value in
     /// the Flash Read Cache study. The Intel SSD 320 (300 GB, 2011) has this rating, and 23 000
-    /// random writes per second. It reads 270 MB/s and writes 205 MB/s, with ten channels and
-    /// latencies below 0.1 ms. In the model, each die programs a page of 4 KiB in 0.15 ms.
+    /// random writes per second. The Intel SSD reads 270 MB/s and writes 205 MB/s, with ten
+    /// channels and latencies below 0.1 ms. In the model, each die programs a page of 4 KiB in 0.15
+    /// ms.
     pub const fn sata_ssd() -> Self {
         FlashConfig {
             queue_depth_max: 32,
@@ -75,7 +76,7 @@ impl FlashConfig {
 
     /// Returns a PCIe card with 750 000 random 4 KiB reads per second at queue depth 256, the value
     /// in the Flash Read Cache study. The Micron P420m (1.4 TB, 2013) has this rating, and 95 000
-    /// sustained random writes per second. It reads 3.3 GB/s and writes 0.63 GB/s. The card's
+    /// sustained random writes per second. The card reads 3.3 GB/s and writes 0.63 GB/s. The card's
     /// power-protected buffer acknowledges writes in 13 µs.
     pub const fn pcie_card() -> Self {
         FlashConfig {
@@ -92,9 +93,9 @@ impl FlashConfig {
         }
     }
 
-    /// Returns a current SATA SSD, the Kingston DC600M of 960 GB. It does 94 000 random reads or 65
-    /// 000 random writes per second, reads 560 MB/s and writes 530 MB/s (data sheet). A read of an
-    /// idle device takes 0.1 ms, which is assumed.
+    /// Returns a current SATA SSD, the Kingston DC600M of 960 GB. The SSD does 94 000 random reads
+    /// or 65 000 random writes per second, reads 560 MB/s and writes 530 MB/s (data sheet). A read
+    /// of an idle device takes 0.1 ms, which is assumed.
     pub const fn sata_current() -> Self {
         FlashConfig {
             queue_depth_max: 32,
@@ -110,8 +111,8 @@ impl FlashConfig {
         }
     }
 
-    /// Returns a current NVMe SSD with PCIe 4, the Samsung PM9A3. It does 900 000 random reads or
-    /// 200 000 random writes per second, reads 6.5 GB/s and writes 3.5 GB/s (data sheet, as
+    /// Returns a current NVMe SSD with PCIe 4, the Samsung PM9A3. The SSD does 900 000 random reads
+    /// or 200 000 random writes per second, reads 6.5 GB/s and writes 3.5 GB/s (data sheet, as
     /// reported by heise online, 2020). A read of an idle device takes 80 µs, which is assumed.
     pub const fn nvme_pcie4() -> Self {
         FlashConfig {
@@ -128,9 +129,9 @@ impl FlashConfig {
         }
     }
 
-    /// Returns a current NVMe SSD with PCIe 5, the Micron 9550 MAX of 6.4 TB. It does 3.3 million
-    /// random reads or 640 000 random writes per second, reads 14 GB/s and writes 10 GB/s. Typical
-    /// latencies are 60 µs for a read and 15 µs for a write (data sheet, as reported by
+    /// Returns a current NVMe SSD with PCIe 5, the Micron 9550 MAX of 6.4 TB. The SSD does 3.3
+    /// million random reads or 640 000 random writes per second, reads 14 GB/s and writes 10 GB/s.
+    /// Typical latencies are 60 µs for a read and 15 µs for a write (data sheet, as reported by
     /// StorageReview).
     pub const fn nvme_pcie5() -> Self {
         FlashConfig {

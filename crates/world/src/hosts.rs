@@ -72,7 +72,7 @@ pub struct Options {
     /// The only crash of the history, instead of the random crashes that the seed would select.
     pub crash: Option<Crash>,
     /// The only pause of a process: the step after which a host's process pauses, and the length of
-    /// the pause in nanoseconds. It replaces the pause that the seed would select.
+    /// the pause in nanoseconds. This pause replaces the pause that the seed would select.
     pub stop: Option<(Crash, u64)>,
     /// Deliberate defect of the simulated hosts, to test the checkers, which must then report a
     /// violation. `None` simulates correct hosts.
@@ -132,9 +132,9 @@ pub enum Sabotage {
     /// The new owner reads all data from the former owner, even data that the new owner has written
     /// since the hand-over.
     FormerOwnerForAll,
-    /// The new owner receives further pages of the list of cached data after the hand-over. It
-    /// reads all data that these pages name from the former owner, even data that it has written
-    /// since the hand-over.
+    /// The new owner receives further pages of the list of cached data after the hand-over. The new
+    /// owner reads all data that these pages name from the former owner, even data that the new
+    /// owner has written since the hand-over.
     LatePages,
     /// The source freezes the disk without waiting for requests in flight.
     HastyFreeze,

@@ -42,7 +42,7 @@ pub enum DeviceDefect {
     LostJournalPage,
 }
 
-/// How an engine process ends.
+/// The way in which an engine process ends without a clean shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
     /// The power fails. Devices keep durable data, and a random part (none, some or all) of the

@@ -11,8 +11,8 @@ pub(super) struct Block {
     is_item: bool,
     /// Headings above the block, and the column of a table cell.
     place: String,
-    /// What a reader sees before the block: the sentence before a paragraph, the introduction of
-    /// a list, or the cells on the left.
+    /// Text that a reader sees before the block: the sentence before a paragraph, the introduction
+    /// of a list, or the cells on the left.
     before: String,
 }
 

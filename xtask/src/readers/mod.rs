@@ -66,7 +66,7 @@ struct Sentence {
 }
 
 impl Sentence {
-    /// Returns the sentence with what a reader sees around it: file, item or heading, and the
+    /// Returns the sentence with its context for the reader: file, item or heading, and the
     /// sentence before.
     fn with_context(&self) -> String {
         let place = if self.place.is_empty() { String::new() } else { format!(" › {}", self.place) };

@@ -26,15 +26,17 @@ const ON_SHARDS: [&str; 18] = [
     "crates/storage/src/unflushed_mark.rs",
 ];
 
-/// Sources of these whose code never runs on a shard, and where it runs.
+/// Exceptions from [`ON_SHARDS`]: sources whose code never runs on a shard, and the threads on
+/// which the code runs.
 const OFF_SHARDS: [(&str, &str); 3] = [
     ("crates/storage/src/pool/device.rs", "on threads of the daemon that open and change pools"),
     ("crates/storage/src/pool/device_check.rs", "on threads of the daemon that open pools"),
     ("crates/storage/src/pool/table.rs", "on threads of the daemon that open and change pools"),
 ];
 
-/// Calls of these sources that do not run on a shard, or that do not wait: the source below
-/// crates/storage/src or its full path, the call, how often it occurs, and why it is harmless.
+/// Calls in sources of [`ON_SHARDS`] that do not run on a shard, or that do not wait. Each entry
+/// has the source (its path below crates/storage/src, or its full path), the call, the number of
+/// times that the call occurs, and the reason why the call is harmless.
 const ELSEWHERE: [(&str, &str, usize, &str); 44] = [
     ("backing/evidence.rs", "rustix::fs::fstat", 4, "while the disk is opened, and on threads of the daemon"),
     ("backing/evidence.rs", "std::fs::", 1, "reads /proc"),

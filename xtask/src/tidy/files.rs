@@ -53,8 +53,8 @@ fn unsafe_stands_only_where_it_must() {
     none(&format!("`unsafe` is permitted only in {}", UNSAFE_ALLOWED.join(", ")), &broken);
 }
 
-/// Crates whose examples in documentation are tested. The others have no examples. They have
-/// `doctest = false`, because rustdoc would read the whole crate to find none.
+/// Crates whose examples in documentation are tested. All other crates have no examples, and have
+/// `doctest = false`, because otherwise rustdoc would read each whole crate to find no example.
 const WITH_EXAMPLES: [&str; 1] = ["crates/lab/"];
 
 #[test]

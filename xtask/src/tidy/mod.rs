@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 /// Directories of generated or downloaded files.
 const NOT_OURS: [&str; 6] = ["target", ".git", "corpus", "artifacts", "node_modules", "proptest-regressions"];
 
-/// First characters of a page that `hob docs` writes.
+/// First characters of each generated page.
 pub(crate) const GENERATED: &str = "<!-- Written by";
 
 /// A text file of the repository.

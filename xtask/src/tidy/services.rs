@@ -23,7 +23,8 @@ struct Rule {
     may_use: &'static str,
 }
 
-/// All modules from the lowest layer to the highest one. A module uses only modules above its line.
+/// All modules from the lowest layer to the highest one. A module may use only modules that the
+/// list has before it.
 #[rustfmt::skip]
 const RULES: &[Rule] = &[
     Rule { name: "ending", may_use: "" },

@@ -49,7 +49,8 @@ pub(super) struct Work<'a> {
     records: &'a Records,
     pub(super) record: &'a Record,
     interrupt: Arc<Interrupt>,
-    /// True after a step failed. The command undoes its changes, also if the user interrupts it.
+    /// True after a step of the command failed. The command undoes its changes, also if the user
+    /// interrupts it.
     is_undoing: bool,
     paused_at: Option<Instant>,
     /// Time for which the VM was paused.
@@ -110,10 +111,11 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Returns true if QEMU has nothing of the attachment, and the VM uses an image. The command was
-    /// killed before it changed QEMU, or the VM has started again since. The VM may have another
-    /// image now, even at the same path, so hob's disk must not be used for it. A VM whose definition
-    /// has hob's disk has not started with another image: a detachment was killed near its end.
+    /// Returns true if QEMU has no node, object or job of the attachment, and the VM uses an image.
+    /// Either an earlier command was killed before it changed QEMU, or the VM has started again
+    /// since. The VM may have another image now, even at the same path, so hob's disk must not be
+    /// used for this image. Returns false if the VM's definition has hob's disk: a detachment was
+    /// killed near its end, and the VM still has the same image.
     pub(super) async fn is_left_over(&mut self) -> bool {
         // `check` reports errors.
         self.look(Goal::Detached).await.is_ok_and(|state| {
@@ -419,8 +421,8 @@ impl<'a> Work<'a> {
         self.monitor.ask(command, arguments).await.map(|_| ())
     }
 
-    /// Prints a message, after the end of the pause if the VM is paused: a terminal that does not
-    /// accept output must not keep the VM paused.
+    /// Prints a message. While the VM is paused, the message waits for the end of the pause,
+    /// because a terminal that does not accept output must not keep the VM paused.
     fn say(&mut self, text: String) {
         match self.paused_at {
             Some(_) => self.untold.push(text),
@@ -576,8 +578,8 @@ impl<'a> Work<'a> {
         loop {
             match self.client.disk_patch(&self.record.disk, &patch).await {
                 Ok(_) => return Ok(()),
-                // The daemon may be restarting. The VM is paused meanwhile, and the daemon may have
-                // set the lock or not.
+                // The daemon may be restarting, while the VM is paused. It is unknown whether the
+                // daemon has set the lock.
                 Err(error) if begin.elapsed() < lock_time_max(&error) => {
                     self.tell_rest();
                     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -612,7 +614,7 @@ impl<'a> Work<'a> {
             (Method::Mirror, _) => self.mirror_to(node).await,
             _ => {
                 self.root_node().await?;
-                // This command resets the option unless it is repeated.
+                // `reopen` resets `detect-zeroes` unless the command has this option.
                 let zeroes = self.detect_zeroes.as_ref();
                 let zeroes = zeroes.map_or_else(String::new, |value| format!(",detect-zeroes={value}"));
                 let line = format!("qemu-io {} \"reopen -o file={node}{zeroes}\"", record.backend);

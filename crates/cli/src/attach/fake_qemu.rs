@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-/// A VM that serves one connection after the other.
+/// A fake QEMU, which serves one QMP connection at a time.
 pub(super) struct FakeQemu {
     dir: tempfile::TempDir,
     asked: Arc<Mutex<Vec<String>>>,

@@ -54,8 +54,8 @@ impl Graph {
         Ok(Graph::new(&nodes, &graph, &jobs, &blocks))
     }
 
-    /// Reads only the edges of the block graph, while the VM is paused. This needs one QMP command,
-    /// for which QEMU opens no file and sends no request.
+    /// Reads only the edges of the block graph, while the VM is paused. The function sends one QMP
+    /// command, for which QEMU opens no file and sends no request.
     pub(super) async fn read_edges(monitor: &mut Monitor) -> anyhow::Result<Graph> {
         let graph = edges(monitor).await?;
         Ok(Graph::new(&Value::Null, &graph, &Value::Null, &Value::Null))

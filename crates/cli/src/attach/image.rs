@@ -2,9 +2,9 @@
 //! a restart of the host.
 //!
 //! Links in the name are not resolved. `/dev/vg/vm` still leads to the same volume if the kernel
-//! numbers its devices differently, and `/dev/dm-6` may not.
+//! numbers its devices differently, but `/dev/dm-6` may lead to another volume.
 //!
-//! QEMU's answers are not trusted: a guest may have taken QEMU over. hob opens the image as root,
+//! QEMU's answers are not trusted: a malicious guest may control QEMU. hob opens the image as root,
 //! so hob requires that QEMU's process also has the image open for writing.
 
 use std::fs::{self, Metadata};
@@ -36,7 +36,7 @@ impl Image {
             None => PathBuf::from(file),
         };
         let given = std::path::absolute(&path).with_context(|| format!("cannot find {}", path.display()))?;
-        // Each process sees other files under these names.
+        // Under these names, each process sees its own open files.
         let is_own = ["/dev/fd", "/dev/fdset", "/proc"].iter().any(|own| given.starts_with(own));
         ensure!(!is_own, "QEMU was given the image as an open file, so hob does not know its path");
         fs::metadata(&given).with_context(|| match Path::new(file).is_relative() {

@@ -18,7 +18,7 @@ pub(super) enum OnSignal {
     End,
 }
 
-/// Whether the user asked the command to end, and whether the command is pausing the VM.
+/// Records whether the user asked the command to end, and whether the command has the VM paused.
 #[derive(Debug, Default)]
 pub(super) struct Interrupt {
     is_requested: AtomicBool,
@@ -57,7 +57,7 @@ impl Interrupt {
         reaction == OnSignal::End && !self.is_pausing.load(Ordering::Relaxed)
     }
 
-    /// Returns true after a signal.
+    /// Returns true if the command has received a signal.
     pub(super) fn is_requested(&self) -> bool {
         self.is_requested.load(Ordering::Relaxed)
     }

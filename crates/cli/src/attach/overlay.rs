@@ -1,6 +1,7 @@
 //! Finds out where the requests of a VM's disk go: to hob, to the image, or to an overlay. After an
 //! external snapshot, the VM writes to an overlay, and the node that hob would replace is below the
-//! overlay. hob does not attach such a disk. hob detaches it only if its attachment is incomplete.
+//! overlay. hob does not attach such a disk. hob detaches such a disk only if the disk's attachment
+//! is incomplete.
 
 use std::path::Path as FilePath;
 
@@ -12,8 +13,8 @@ use super::plan::{Goal, Path};
 use super::record::{Record, name_of};
 
 /// The reason why hob cannot attach or detach a VM's disk now. Either the VM does not have the disk
-/// any more, or the disk's requests go directly neither to hob nor to the image, for example
-/// because a snapshot's overlay is above hob.
+/// any more, or the disk's requests go neither directly to hob nor directly to the image, for
+/// example because a snapshot's overlay is above hob.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(super) struct NotDirect {
@@ -26,8 +27,8 @@ pub(super) struct NotDirect {
 ///
 /// # Errors
 /// Returns [`NotDirect`] if the VM does not have the disk any more, or if the disk's requests go
-/// directly neither to hob nor to the image. An incomplete attachment of an image below an overlay
-/// can be detached, but not continued.
+/// neither directly to hob nor directly to the image. An incomplete attachment of an image below an
+/// overlay can be detached, but not continued.
 pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result<Path> {
     let refuse = |short, message| -> anyhow::Result<Path> { Err(NotDirect { short, message }.into()) };
     if !graph.has_device(&record.backend) {

@@ -45,7 +45,7 @@ pub(super) enum Path {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Spare {
     None,
-    /// Some of the nodes are missing.
+    /// QEMU has some of the nodes, but not all.
     Part,
     All,
 }
@@ -81,7 +81,8 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Returns the state after hob's disk and its record were removed, which QEMU does not use.
+    /// Returns the state after the removal of hob's disk and of the attachment's record. QEMU does
+    /// not use the disk.
     pub(super) fn without_hob(self) -> State {
         State { recorded: false, disk: HobDisk::Absent, ..self }
     }

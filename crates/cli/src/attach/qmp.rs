@@ -17,7 +17,7 @@ use super::virsh::{Info, Shell, is_not_running, is_unknown_domain, virsh, when_r
 const GREETING_MAX: Duration = Duration::from_secs(5);
 /// Maximum time of one command. QEMU flushes the disks when it stops the VM.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
-/// Maximum length of a reply of QEMU, bytes. A guest may have taken QEMU over.
+/// Maximum length of a reply of QEMU, bytes. A malicious guest may control QEMU.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
 /// A command that QEMU refused.

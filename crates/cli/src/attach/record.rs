@@ -17,7 +17,7 @@ use super::proxmox::Volumes;
 /// Version of the file format.
 const VERSION: u32 = 1;
 
-/// How QEMU redirects the VM's requests to another block node.
+/// Method by which QEMU redirects the VM's requests to another block node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Method {

@@ -9,7 +9,7 @@ use super::execution::tell;
 use super::plan::{Goal, State, next};
 use crate::remote::Explained;
 
-/// Maximum time for a daemon that does not answer to restart.
+/// Maximum time that a command waits for a daemon that restarts.
 pub(super) const DAEMON_MAX: Duration = Duration::from_secs(30);
 /// Maximum number of restarts of the daemon that a command tolerates on its way to one goal.
 pub(super) const RESTARTS_MAX: u32 = 5;

@@ -72,8 +72,8 @@ fn losses(mode: Mode, copies: Copies) -> String {
         }
         (Mode::WriteBack, _) => "dirty data, if two flash devices fail or this host is lost",
         _ => {
-            return "nothing can be lost that is safe without hob: the image has every write before it is \
-                    acknowledged"
+            return "hob adds no risk of data loss: the image has every write before hob acknowledges the \
+                    write"
                 .to_owned();
         }
     };

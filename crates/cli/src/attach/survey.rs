@@ -22,8 +22,8 @@ use super::record::{Method, Record};
 use super::threads::in_thread;
 use crate::output::word;
 
-/// Drivers of images that can be attached: raw images, also without a format node, and qcow2. Of other
-/// growing formats, qemu-img cannot tell the maximum size of the file.
+/// Drivers of images that can be attached: raw images, also without a format node, and qcow2. For
+/// other growing formats, qemu-img cannot tell the maximum size of the file.
 const FORMATS: [&str; 4] = ["raw", "file", "host_device", "qcow2"];
 
 /// VM states, as QEMU reports them, in which hob attaches and detaches the VM's disks.
@@ -426,9 +426,9 @@ async fn measure(file: &Path, format: &str) -> anyhow::Result<u64> {
     sizes["fully-allocated"].as_u64().context("qemu-img measure does not say how large the image can become")
 }
 
-/// Returns the offset in bytes after the last allocated cluster of an image, or `None` if qemu-img does
-/// not show it. QEMU may still keep newer allocations in memory. These are clusters of the active
-/// image, whose full size is added to the offset.
+/// Returns the offset in bytes after the last allocated cluster of an image, or `None` if qemu-img
+/// does not show it. QEMU may still keep newer allocations in memory. [`room`] leaves space for
+/// these allocations, because it adds the full size of the active image to the offset.
 async fn end(file: &Path, format: &str) -> anyhow::Result<Option<u64>> {
     // The exit status is an error if QEMU has not written all metadata yet.
     let output = qemu_img(&["check", "-f", format], file).await?;

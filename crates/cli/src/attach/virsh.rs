@@ -140,7 +140,8 @@ pub(super) struct Shell {
 }
 
 impl Shell {
-    /// Starts `virsh` and waits until it has answered a command. Returns `None` if it does not.
+    /// Starts `virsh` and waits until it has answered a command. Returns `None` if `virsh` does not
+    /// answer.
     pub(super) async fn open(domain: &str) -> Option<Shell> {
         Shell::start(command(), domain).await.ok()
     }

@@ -23,7 +23,8 @@ use super::moves::{COPIED, look};
 /// Move every disk of a host to other hosts, a few at a time, as 'hob cluster advise --leaving
 /// HOST' plans
 ///
-/// Disks in use stay, except with --in-use. Fails if a disk stays; run it again to continue.
+/// Disks in use stay, except with --in-use. The command fails if a disk stays; run the command
+/// again to continue.
 #[derive(Debug, Args)]
 pub(crate) struct Evacuate {
     /// The host to evacuate [default: the host of the daemon]

@@ -20,9 +20,10 @@ use super::super::watch::Watch;
 /// Move a disk from its current owner to another host of the cluster, or show the progress of a
 /// move
 ///
-/// If no VM uses the disk and --cache is not given, the disk is drained, closed here and opened
-/// there with an empty cache. Otherwise it is migrated as by 'hob migrate'. Both hosts then need
-/// TLS on their control APIs, and the other host needs an address in [cluster].
+/// If no VM uses the disk and --cache is not given, the owner drains and closes the disk, and the
+/// other host opens it with an empty cache. Otherwise the disk is migrated as by 'hob migrate'.
+/// Both hosts then need TLS on their control APIs, and the other host needs an address in
+/// [cluster].
 #[derive(Debug, Args)]
 pub(crate) struct Move {
     /// The disk

@@ -36,7 +36,7 @@ pub(super) struct Feed<'a> {
     end: Option<End>,
 }
 
-/// Why there are no more records.
+/// Reason why the iterator has no more records.
 enum End {
     Complete,
     Interrupted,

@@ -52,7 +52,7 @@ pub(crate) struct Figures {
     pool: PoolArgs,
 }
 
-/// What `hob lab figures` is asked for: a figure or a trace.
+/// Argument of `hob lab figures`: a figure or a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Subject {
     /// Name of a figure.

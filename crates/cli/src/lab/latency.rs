@@ -18,7 +18,7 @@ use crate::Global;
 use crate::output::{self, duration, pairs, print, table, with_notes};
 use crate::settings::Settings;
 
-/// Maximum number of requests of one run. They need 3.2 GB of memory.
+/// Maximum number of requests of one run. This number of requests needs 3.2 GB of memory.
 const REQUESTS_MAX: i64 = 50_000_000;
 
 /// Play a trace in virtual time and report its latencies, without a cache and with one

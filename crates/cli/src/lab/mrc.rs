@@ -25,7 +25,7 @@ use crate::output::{print, with_notes};
 
 /// Number of requests above which a trace is sampled unless `--exact` is given.
 const EXACT_REQUESTS_MAX: u64 = 8_000_000;
-/// Maximum number of samples at a fixed rate. They need 0.9 GB of memory.
+/// Maximum number of samples at a fixed rate. This number of samples needs 0.9 GB of memory.
 const FIXED_RATE_SAMPLES_MAX: f64 = (1u64 << 24) as f64;
 /// Minimum number of samples for a smooth curve.
 const SAMPLES_FEW: u32 = 1024;

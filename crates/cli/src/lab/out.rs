@@ -19,11 +19,11 @@ pub(super) enum To {
     /// hob's binary format, which the other commands read fastest.
     #[default]
     Binary,
-    /// ts_us,op,offset,size and, of several disks, the disk.
+    /// CSV: ts_us,op,offset,size and, if the trace has several disks, the disk.
     Csv,
 }
 
-/// Error of a second disk in a trace that should have only one.
+/// Error of a trace that has a second disk, and should have only one.
 #[derive(Debug, thiserror::Error)]
 #[error("the trace has several disks")]
 pub(super) struct SeveralDisks;

@@ -27,14 +27,15 @@ use crate::output::{print, table, with_notes};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Maximum number of segments of the pool, because the best fixed division takes time in proportion
-/// to its square.
+/// Maximum number of segments of the pool. The search for the best fixed division takes time in
+/// proportion to the square of the number of segments.
 const SEGMENTS_MAX: u64 = 20_000;
 
 /// Compare ways to divide one pool between several disks: equal parts, the daemon's choice, one LRU
 /// for all disks, and the best fixed parts
 ///
-/// Each disk of each trace is a disk of one host, and all begin at the same time.
+/// Each disk of each trace is a disk of one host, and the traces of all disks begin at the same
+/// time.
 #[derive(Debug, Args)]
 pub(crate) struct ShareArgs {
     /// The traces; a trace with several disks counts as several

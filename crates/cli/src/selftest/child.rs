@@ -31,7 +31,7 @@ const DEATH_MAX: Duration = Duration::from_secs(20);
 
 const POLL: Duration = Duration::from_millis(2);
 
-/// A running daemon. Dropping it kills it.
+/// A running daemon. Dropping the value kills the daemon.
 pub(super) struct Daemon {
     child: Child,
 }

@@ -40,7 +40,7 @@ pub(super) struct Counts {
     pub(super) bytes_checked: u64,
 }
 
-/// Why the load cannot continue.
+/// Reason why the load cannot continue.
 #[derive(Debug)]
 pub(super) enum Trouble {
     /// The connection was closed, as after a power cut.

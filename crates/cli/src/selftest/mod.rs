@@ -277,7 +277,8 @@ impl<'a> Trial<'a> {
         }
         let stop = self.stop;
         let mut client = self.client(nbd);
-        // Versions that the first reading determines must be the same in the second.
+        // The first reading after a cut determines the version of each unit. The second reading
+        // must return the same versions.
         match client.check_disk().and_then(|()| client.check_disk()) {
             Ok(()) => {}
             Err(Trouble::Cut) => return Ok(Phase::Checking),

@@ -3,14 +3,15 @@
 //!
 //! The versions of a unit are numbered in the order of their requests; writes to one unit never
 //! overlap in time. Before a cut, a read must return the version that was acknowledged last. After
-//! a cut it may return
+//! a cut, a read may return one of these versions:
 //!
 //! * the *floor*: the newest version that a flush or FUA write made durable, or that a read has
-//!   returned since a cut,
-//! * or any version requested after it, acknowledged or not,
+//!   returned since a cut
+//! * any version requested after the floor, acknowledged or not
 //!
-//! and from then on only that version. Each word of a version's content states the unit and the
-//! version, so a mixed or misplaced unit, or one of an earlier run, is recognised.
+//! After a read has returned one of these versions, later reads must return the same version. Each
+//! word of a version's content states the unit and the version, so a mixed or misplaced unit, or
+//! one of an earlier run, is recognised.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -67,7 +68,7 @@ struct Unit {
 /// A requested write.
 #[derive(Clone, Debug)]
 pub(super) struct Write {
-    /// First unit.
+    /// First unit that is written.
     pub(super) first: u64,
     versions: Vec<Version>,
 }

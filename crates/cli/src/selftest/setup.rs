@@ -79,8 +79,8 @@ pub(super) const SETUPS: &[Setup] = &[
 #[derive(Debug)]
 pub(super) struct Stage {
     dir: PathBuf,
-    /// Directory of the sockets. It is outside the test directory, because a socket path is limited
-    /// to 107 bytes.
+    /// Directory of the sockets. This directory is outside the test directory, because a socket
+    /// path is limited to 107 bytes.
     sockets: TempDir,
 }
 

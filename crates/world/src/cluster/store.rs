@@ -2,8 +2,8 @@
 //! use etcd's own clock.
 //!
 //! A deposed leader that does not know of its successor answers lease renewals for a while. The new
-//! leader answers the read that follows each renewal. This reply has another leader term than the
-//! reply to the renewal, so the host can notice the change.
+//! leader answers the read that follows each renewal. The reply to this read has another leader
+//! term than the reply to the renewal, so the host can notice the change of the leader.
 
 use std::collections::BTreeMap;
 

@@ -4,9 +4,9 @@
 //!
 //! Only the owner answers standby reads. A host that has handed the disk over refuses these reads,
 //! because its data may be stale. An earlier process of the standby host may have served the disk,
-//! written to it, and crashed before it recorded the hand-over. A former owner answers reads only
-//! of the process that took the disk over. This process reads only ranges that have not changed
-//! since the hand-over.
+//! written to it, and crashed before it recorded the hand-over. A former owner answers only the
+//! reads of the process that took the disk over. That process reads only ranges that have not
+//! changed since the hand-over.
 
 use hob_engine::command::Role;
 use hob_engine::io::{Io, IoError, Op};

@@ -10,7 +10,7 @@ use crate::Violation;
 use crate::content::UNIT_BYTES;
 use crate::rng::SimRng;
 
-/// What the simulated guest is doing: running, or one of the steps of moving to another host.
+/// State of the simulated guest: running, or one of the steps of moving to another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doing {
     Runs,

@@ -22,7 +22,7 @@ pub(super) const DISK: DiskId = DiskId(0);
 /// Offset of the first segment on flash, bytes.
 const SEGMENTS_START: u64 = 8192;
 
-/// How a migration transfers the cache to the destination.
+/// Method by which a migration transfers the cache to the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carry {
     /// The destination pulls cached data before the hand-over, and pulls the rest after the
@@ -195,7 +195,7 @@ pub(super) struct Several {
     pub(super) ranges: Vec<(u64, u64)>,
 }
 
-/// What the host does when an engine command has ended.
+/// Next step of the host when an engine command has ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum After {
     Nothing,

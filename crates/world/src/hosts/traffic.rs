@@ -309,9 +309,9 @@ impl Simulation<'_> {
     }
 
     /// Returns false for a flush in standby if another host has sent unflushed writes: the flush
-    /// does not make them durable. This breaks no promise, because the guest flushed before it
-    /// moved. Writes of an earlier process of this host were flushed before this process accepted
-    /// flushes.
+    /// does not make them durable. The missing durability breaks no promise, because the guest
+    /// flushed the disk before the guest moved. Writes of an earlier process of this host were
+    /// flushed before this process accepted flushes.
     fn promises_in_standby(&self, host: usize, token: &Token) -> bool {
         let Token::Flush(began) = token else { return true };
         self.model.unflushed(*began).all(|serial| self.changed_on[&serial] == host)

@@ -115,8 +115,8 @@ pub enum Content {
     Clean,
 }
 
-/// The injected failure. It begins at the `nth` write or flush of flash during the operation, or, in
-/// the last two variants, at the `nth` I/O of the backing.
+/// The injected failure. The failure begins at the `nth` write or flush of flash during the
+/// operation, or, in the last two variants, at the `nth` I/O of the backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The `nth` I/O fails. Later I/Os succeed.

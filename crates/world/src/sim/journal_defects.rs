@@ -1,5 +1,6 @@
 //! Falsifies journal pages that a recovery reads, and gives them correct checksums, so that the
-//! engine recovers a wrong state. Each function tests whether the simulation's checkers notice it.
+//! engine recovers a wrong state. Each function tests whether the simulation's checkers notice the
+//! wrong state.
 
 /// Offsets of fields in a journal page (docs/FORMAT.md).
 const CRC: usize = 4;

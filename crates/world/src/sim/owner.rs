@@ -270,9 +270,9 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns true if flash may lose dirty data of this disk. This is so if the history has a bad
-    /// device. If dirty data and journal have always had two copies, the history must have two bad
-    /// devices.
+    /// Returns true if flash may lose dirty data of this disk. Flash may lose the data if the
+    /// history has a bad device. If dirty data and journal have always had two copies, the history
+    /// must have two bad devices.
     pub(super) fn may_lose(&self, disk: usize) -> bool {
         let bad = self.scenario.devices.iter().filter(|plan| plan.is_bad()).count();
         let doubled = self.disks[disk].owner.as_ref().is_some_and(|owner| owner.doubled);

@@ -80,8 +80,8 @@ pub enum Sabotage {
     TrustedFlashFlush,
     /// The daemon tells the engine that the loss of a journal is recorded, but does not record it.
     UnrecordedLoss,
-    /// The daemon keeps a journal that lost one of its two copies. It should give the cache a new
-    /// journal.
+    /// The daemon keeps a journal that lost one of its two copies. A correct daemon gives the cache
+    /// a new journal.
     IgnoredCopyLoss,
     /// The daemon does not report that a kill lost unflushed data in its memory.
     UnmarkedMemory,

@@ -33,7 +33,7 @@ impl DevicePlan {
     }
 }
 
-/// How an engine process ends.
+/// The way in which an engine process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     PowerCut,

@@ -84,9 +84,9 @@ impl Simulation<'_> {
     /// Sometimes changes a backing silently while no daemon serves it. The backing's identity does
     /// not show the change, and the sampled sectors may be unchanged. Sectors that are dirty in the
     /// cache are not changed, because their data on the backing is outdated anyway. The function
-    /// changes nothing if a power cut could make more sectors dirty (docs/decisions/0065). This is
-    /// possible if flash could not be flushed before the recovery, or if only the crash log records
-    /// that sectors are clean.
+    /// changes nothing if a power cut could make more sectors dirty (docs/decisions/0065). A power
+    /// cut has this effect if flash could not be flushed before the recovery, or if only the crash
+    /// log records that sectors are clean.
     pub(super) fn change_silently(&mut self, index: usize, recovered: Option<&Recovered>) {
         let (units, is_bad) = (self.disks[index].units(), self.any_bad());
         let power_fails = self.scenario.lives.as_ref().is_some_and(|lives| lives.power_fails);

@@ -37,7 +37,8 @@ impl Work<'_> {
             drain_first(self.client, disk, DrainFor::Detach).await?;
             self.client.cache_disable(disk, OnDirty::Drain).await.map_err(explain)?;
         }
-        // If dirty data cannot be written, the VM can still start with hob's disk.
+        // The definition changes after the drain. If the drain fails, the VM can still start with
+        // hob's disk.
         definition::change(self.record, Definition::Image).await?;
         if let (Some(domain), Some(image)) = (self.record.domain(), &self.record.definition)
             && definition::read(self.record).await? != Definition::Image

@@ -53,8 +53,8 @@ fn write_page(
     Ok(report)
 }
 
-/// Returns the ways of division to simulate. They always include the best fixed parts, because the
-/// other ways are compared with these.
+/// Returns the ways of division to simulate. The returned ways always include the best fixed parts,
+/// because the other ways are compared with the best fixed parts.
 fn with_optimum(shares: &[Share]) -> Vec<Share> {
     let optimum = if shares.is_empty() { None } else { Some(Share::Optimum) };
     shares.iter().copied().chain(optimum).collect()

@@ -66,8 +66,8 @@ pub(super) struct Report {
     pub(super) notes: Vec<String>,
 }
 
-/// Fields that the optimum has. Its other fields are unknown, because the optimum is computed for
-/// read hits, and for nothing else.
+/// Fields that the row of the optimum has. The other fields of this row are unknown, because the
+/// optimum is computed only for read hits.
 const KNOWN_OF_OPTIMUM: [&str; 7] =
     ["policy", "admission", "block_bytes", "cache_bytes", "cache_share", "read_hit_ratio", "block_hit_ratio"];
 
@@ -206,7 +206,7 @@ pub(super) fn show(report: &Report) -> String {
     text
 }
 
-/// Columns of the CSV output. They have the names of the fields of [`Row`].
+/// Columns of the CSV output. Each column has the name of a field of [`Row`].
 const CSV_COLUMNS: &str = "policy,admission,block_bytes,cache_bytes,cache_share,reads,read_hits,read_hit_ratio,byte_hit_ratio,\
     block_hit_ratio,partial_misses,not_admitted,writes,write_hits,flash_write_bytes,backing_ios,evictions,\
     memory_bytes_per_block,fill,extra_read_bytes,flash_budget_bytes_per_day,budget_refused_bytes";
