@@ -3,6 +3,7 @@
 
 use super::super::{Config, ConfigError};
 use crate::state::{DiskState, PoolState, State};
+use crate::tls::tests::make_fifo;
 use hob_control::Size;
 
 fn lines(error: &ConfigError) -> Vec<String> {
@@ -290,4 +291,20 @@ fn a_missing_certificate_is_named_once_with_its_line() {
     let error = crate::Plan::check_config(&Config::load(&path).unwrap()).unwrap_err().to_string();
     assert!(error.contains("hob.toml:4: ") && error.contains("/missing"), "{error}");
     assert_eq!(error.matches("No such file").count(), 1, "{error}");
+}
+
+/// Reading a FIFO would wait for a writer forever.
+#[test]
+fn a_fifo_as_certificate_or_token_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, fifo) = (dir.path().join("hob.toml"), dir.path().join("fifo"));
+    make_fifo(&fifo);
+    let fifo = fifo.display();
+    let nbd = "[[nbd]]\nlisten = \"tcp:127.0.0.1:45003\"\n";
+    let tls = format!("{nbd}tls = {{ cert = \"{fifo}\", key = \"{fifo}\" }}\n");
+    for text in [tls, format!("[control]\ntoken_file = \"{fifo}\"\n")] {
+        std::fs::write(&path, format!("state_dir = \"{}\"\n{text}", dir.path().display())).unwrap();
+        let error = crate::Plan::check_config(&Config::load(&path).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("/fifo: the path leads to a FIFO, not to a regular file"), "{error}");
+    }
 }
