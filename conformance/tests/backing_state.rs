@@ -74,7 +74,7 @@ fn is_everywhere(hob: &Hob, state: &str, kind: &str, words: &str) {
     let healthz = get(hob, "/healthz");
     assert!(healthz.starts_with("HTTP/1.1 503") && healthz.contains(kind), "{healthz}");
     assert_eq!(json(hob, &["disk", "show", "disk"])["backing_state"]["state"], state);
-    for command in [&["disk", "show", "disk"][..], &["explain", "disk"]] {
+    for command in [&["disk", "show", "disk"][..], &["disk", "list"], &["explain", "disk"]] {
         let text = hob.ctl(command);
         assert!(text.contains(words), "{command:?}: {text}");
     }

@@ -5,6 +5,7 @@ use conformance::data::noise_file;
 use conformance::hob::command;
 use conformance::scratch::wait_for;
 use conformance::{MIB, Scratch, Tool, Unmount};
+use rustix::fs::{CWD, FileType, mknodat};
 use rustix::process::Signal;
 
 /// Invalid last lines of hob.toml, and the report in health for each.
@@ -122,6 +123,23 @@ fn a_daemon_that_never_started_is_refused_with_its_mistakes() {
         stage.configure(mistake);
         let refused = command(&["daemon", "--config", &stage.scratch.text("hob.toml")]);
         assert!(!refused.success() && refused.all().contains(mentions), "{mistake}: {}", refused.all());
+    }
+}
+
+/// Reading a FIFO would wait for a writer forever.
+#[test]
+fn a_fifo_as_certificate_is_refused_by_the_check_and_by_a_start() {
+    let stage = Stage::new();
+    let (fifo, config) = (stage.scratch.path("fifo"), stage.scratch.text("hob.toml"));
+    mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+    let fifo = fifo.display();
+    stage.configure(&format!(
+        "[[nbd]]\nlisten = \"tcp:127.0.0.1:1\"\ntls = {{ cert = \"{fifo}\", key = \"{fifo}\" }}\n"
+    ));
+    for more in [&["--check"][..], &[]] {
+        let refused = command(&[&["daemon", "--config", config.as_str()][..], more].concat());
+        let is_named = refused.stderr.contains("leads to a FIFO, not to a regular file");
+        assert!(refused.status.is_some() && !refused.success() && is_named, "{more:?}: {}", refused.all());
     }
 }
 

@@ -278,7 +278,7 @@ fn list(disks: &[DiskInfo]) -> String {
         let cache = disk.cache.as_ref();
         vec![
             disk.name.clone(),
-            word(&disk.state),
+            state(disk),
             disk.size.human(),
             cache.map_or_else(|| "off".to_owned(), |cache| word(&cache.state)),
             cache.map_or_else(String::new, |cache| cache.room.human()),
@@ -287,6 +287,15 @@ fn list(disks: &[DiskInfo]) -> String {
         ]
     };
     table(columns, disks.iter().map(row))
+}
+
+/// Returns the state of a disk, and the state of its backing unless the backing is connected:
+/// `online, backing reconnecting for 12 s`.
+fn state(disk: &DiskInfo) -> String {
+    match disk.backing_state.as_ref().and_then(BackingState::brief) {
+        Some(brief) => format!("{}, backing {brief}", word(&disk.state)),
+        None => word(&disk.state),
+    }
 }
 
 fn show(disk: &DiskInfo) -> String {
@@ -420,6 +429,8 @@ fn destage(cache: &hob_control::Cache) -> String {
 
 #[cfg(test)]
 mod tests {
+    use hob_control::DiskState;
+
     use super::*;
 
     #[test]
@@ -450,6 +461,25 @@ mod tests {
         assert!(show(&disk).contains("30s; does not apply to RBD images"), "{}", show(&disk));
         let disk = DiskInfo { backing_timeout_reason: None, ..disk };
         assert!(!show(&disk).contains("30s;"), "{}", show(&disk));
+    }
+
+    #[test]
+    fn the_list_shows_a_backing_that_is_not_connected() {
+        let disk = |name: &str, backing_state| DiskInfo {
+            name: name.to_owned(),
+            state: DiskState::Online,
+            backing_state,
+            ..DiskInfo::default()
+        };
+        let away = BackingState::Reconnecting {
+            since_seconds: 12,
+            last_error: "Connection refused".to_owned(),
+            waiting_requests: 3,
+        };
+        let text = list(&[disk("db", Some(away)), disk("web", Some(BackingState::Connected))]);
+        let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap();
+        assert!(line("db").contains("  online, backing reconnecting for 12 s  "), "{text}");
+        assert!(line("web").contains("  online  ") && !line("web").contains("connected"), "{text}");
     }
 
     #[test]

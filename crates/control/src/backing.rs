@@ -108,6 +108,22 @@ impl BackingState {
             }
         }
     }
+
+    /// Describes the backing's state in a few words for a list of disks: `reconnecting for 12 s`.
+    /// Returns `None` for a connected backing without a problem.
+    pub fn brief(&self) -> Option<String> {
+        match self {
+            BackingState::Connected => None,
+            BackingState::Slow { .. } => Some("answers slowly".to_owned()),
+            BackingState::Failing { .. } => Some("fails requests".to_owned()),
+            BackingState::Reconnecting { since_seconds, .. } => {
+                Some(format!("reconnecting for {}", seconds(*since_seconds)))
+            }
+            BackingState::Failed { since_seconds, .. } => {
+                Some(format!("failed {} ago", seconds(*since_seconds)))
+            }
+        }
+    }
 }
 
 fn seconds(whole: u64) -> String {
@@ -132,10 +148,11 @@ mod tests {
     fn states_have_the_names_that_json_gives_them() {
         let last_error = "Connection refused".to_owned();
         let all = [
-            (BackingState::Connected, "connected"),
+            (BackingState::Connected, "connected", None),
             (
                 BackingState::Slow { oldest_request_ms: 2500, waiting_requests: 1 },
                 "answers slowly: the oldest request has waited 2.5 s; 1 request waits",
+                Some("answers slowly"),
             ),
             (
                 BackingState::Failing {
@@ -144,6 +161,7 @@ mod tests {
                     last_error: "read: I/O error (EIO)".to_owned(),
                 },
                 "has failed requests for 90 s, 4 of them in the last minute; last error: read: I/O error (EIO)",
+                Some("fails requests"),
             ),
             (
                 BackingState::Reconnecting {
@@ -152,17 +170,19 @@ mod tests {
                     waiting_requests: 3,
                 },
                 "reconnecting for 12 s: Connection refused; 3 requests wait",
+                Some("reconnecting for 12 s"),
             ),
             (
                 BackingState::Failed { since_seconds: 5, last_error },
                 "failed 5 s ago: Connection refused; every request fails",
+                Some("failed 5 s ago"),
             ),
         ];
-        for ((state, sentence), name) in all.into_iter().zip(BackingState::NAMES) {
+        for ((state, sentence, brief), name) in all.into_iter().zip(BackingState::NAMES) {
             let json = serde_json::to_value(&state).unwrap();
             assert_eq!((json["state"].as_str(), state.name()), (Some(name), name));
             assert_eq!(serde_json::from_value::<BackingState>(json).unwrap(), state);
-            assert_eq!(state.sentence(), sentence);
+            assert_eq!((state.sentence(), state.brief().as_deref()), (sentence.to_owned(), brief));
         }
     }
 

@@ -44,6 +44,7 @@ use watcher::ClusterWatcher;
 use super::config::ClusterConfig;
 use super::lease_clock::LeaseClock;
 use super::shard_api::ShardHandle;
+use super::tls::check_file;
 
 /// Maximum time that taking a disk waits for this host to become a member.
 const JOINING_MAX: Duration = Duration::from_secs(3);
@@ -131,6 +132,8 @@ impl Cluster {
         let tls = || -> anyhow::Result<Option<ClientTls>> {
             let Some(ca) = &config.ca else { return Ok(None) };
             let own = config.cert.as_deref().zip(config.key.as_deref());
+            check_file(ca)?;
+            config.cert.iter().chain(&config.key).try_for_each(|path| check_file(path))?;
             Ok(Some(ClientTls::load(ca, own)?))
         };
         let etcd = Arc::new(Etcd::new(config.endpoints().map_err(anyhow::Error::msg)?, tls()?));

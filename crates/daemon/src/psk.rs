@@ -188,7 +188,7 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     use super::*;
-    use crate::tls::tests::write_secret;
+    use crate::tls::tests::{make_fifo, write_secret};
 
     const KEY: &str = "000102030405060708090a0b0c0d0e0f";
 
@@ -238,6 +238,9 @@ mod tests {
             let error = of(&text).unwrap_err();
             assert!(error.contains(part) && !error.contains(&KEY[2..]), "{text}: {error}");
         }
+        let fifo = dir.path().join("fifo");
+        make_fifo(&fifo);
+        assert!(read(&fifo).unwrap_err().to_string().contains("leads to a FIFO"));
     }
 
     #[tokio::test]

@@ -46,9 +46,14 @@ impl<'a> Findings<'a> {
 
     /// Adds an error, with the line of the key at `path`.
     pub(super) fn add(&mut self, path: &str, what: impl Into<String>) {
-        if self.list.len() < FINDINGS_MAX {
+        if !self.is_full() {
             self.list.push(Finding { line: self.lines.of(path), what: what.into() });
         }
+    }
+
+    /// Returns true if no further error is kept.
+    fn is_full(&self) -> bool {
+        self.list.len() >= FINDINGS_MAX
     }
 
     /// Returns the errors in the order of their lines.
@@ -395,7 +400,8 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
             shares: false,
         }));
     }
-    for disk in state.disks.iter().filter(|disk| !config.disks.iter().any(|own| own.name == disk.name)) {
+    let own: BTreeSet<&str> = config.disks.iter().map(|disk| disk.name.as_str()).collect();
+    for disk in state.disks.iter().filter(|disk| !own.contains(disk.name.as_str())) {
         uses.extend(file(&disk.backing).map(|path| Use {
             at: String::new(),
             what: format!("disk {}", disk.name),
@@ -404,12 +410,19 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
         }));
     }
     let identities = identities(uses.iter().map(|entry| entry.path.clone()).collect());
-    for (index, this) in uses.iter().enumerate() {
-        for (other_index, other) in uses[..index].iter().enumerate() {
-            let is_same = identities[index].overlaps(&identities[other_index]);
-            let is_said =
-                this.at.starts_with("pool.") && other.at.starts_with("pool.") && this.path == other.path;
-            if !is_same || this.shares && other.shares || is_said {
+    // Readers are separate, because thousands of disks may read one file.
+    let (mut readers, mut exclusive) = (LocationIndex::default(), LocationIndex::default());
+    for (number, (this, location)) in uses.iter().zip(&identities).enumerate() {
+        let mut overlapping = exclusive.overlapping(location);
+        if this.shares {
+            readers.add(number, location);
+        } else {
+            overlapping.extend(readers.overlapping(location));
+            exclusive.add(number, location);
+        }
+        for other in overlapping.into_iter().map(|other| &uses[other]) {
+            if this.at.starts_with("pool.") && other.at.starts_with("pool.") && this.path == other.path {
+                // `check_pools` reports this error.
                 continue;
             }
             let at = if this.at.is_empty() { &other.at } else { &this.at };
@@ -417,6 +430,9 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
                 at,
                 format!("{} and {} are on the same file: {}", other.what, this.what, this.path.display()),
             );
+            if found.is_full() {
+                return;
+            }
         }
     }
 }
@@ -462,16 +478,32 @@ impl DataLocation {
     fn of(identity: Identity) -> DataLocation {
         DataLocation { whole: vec![identity], part: Vec::new() }
     }
+}
 
-    /// Returns true if both places have data in common. Two parts of one object are assumed to have
-    /// no data in common.
-    fn overlaps(&self, other: &DataLocation) -> bool {
-        let any = |one: &[Identity], other: &[Identity]| one.iter().any(|identity| other.contains(identity));
-        any(&self.whole, &other.whole) || any(&self.whole, &other.part) || any(&self.part, &other.whole)
+/// The numbers of the users of objects, by object.
+#[derive(Debug, Default)]
+struct LocationIndex {
+    whole: BTreeMap<Identity, Vec<usize>>,
+    part: BTreeMap<Identity, Vec<usize>>,
+}
+
+impl LocationIndex {
+    fn add(&mut self, user: usize, location: &DataLocation) {
+        for (index, identities) in [(&mut self.whole, &location.whole), (&mut self.part, &location.part)] {
+            identities.iter().for_each(|it| index.entry(it.clone()).or_default().push(user));
+        }
+    }
+
+    /// Returns the users that have data in common with `location`. Two parts of one object are
+    /// assumed to have no data in common.
+    fn overlapping(&self, location: &DataLocation) -> BTreeSet<usize> {
+        let with_whole = location.whole.iter().chain(&location.part).filter_map(|it| self.whole.get(it));
+        let with_part = location.whole.iter().filter_map(|it| self.part.get(it));
+        with_whole.chain(with_part).flatten().copied().collect()
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Identity {
     Path(PathBuf),
     File(u64, u64),

@@ -49,7 +49,8 @@ impl Lines {
 
 /// Parses a text. The configuration is the part without errors; `None` if no part could be parsed.
 pub(super) fn read(text: &str) -> (Option<Config>, Vec<Finding>) {
-    let line_of = |offset: usize| text.get(..offset).unwrap_or(text).matches('\n').count() + 1;
+    let line_ends: Vec<usize> = text.match_indices('\n').map(|(at, _)| at).collect();
+    let line_of = |offset: usize| line_ends.partition_point(|end| *end < offset) + 1;
     let finding = |error: &toml::de::Error| Finding {
         line: error.span().map(|span| line_of(span.start)),
         what: without_type_names(&error.message().lines().collect::<Vec<_>>().join(" "), "a table"),

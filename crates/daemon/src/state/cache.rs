@@ -212,7 +212,8 @@ pub(crate) struct JournalSpec {
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) written: u32,
     /// Highest number of a ring that hob could not make, so that the ring was never in use; 0 if
-    /// hob made all rings.
+    /// hob made all rings. If only the last write of the ring failed, flash may have the whole ring.
+    /// Then the ring before it counts as lost, so both rings describe the same data.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) unused: u32,
     /// True if hob has begun to remove the cache from flash, or if an operator has removed a

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use hob_control::pem::{self, PemError};
+use hob_storage::backing::{OpenError, check_regular_file};
 use rustls::RootCertStore;
 use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -63,6 +64,10 @@ pub(crate) enum TlsError {
     /// A PEM file is unreadable or invalid.
     #[error(transparent)]
     Pem(#[from] PemError),
+    /// The path leads to a FIFO, a directory or another object that is not a regular file, or its
+    /// filesystem does not answer.
+    #[error(transparent)]
+    NotRegular(OpenError),
     /// Every user can read a secret file.
     #[error("every user can read {}; chmod it to 0600, or 0640 for a group", .0.display())]
     Exposed(PathBuf),
@@ -175,6 +180,7 @@ impl TlsFiles {
     }
 
     fn read(&self, without: WithoutCertificate) -> Result<Parts, TlsError> {
+        check_file(&self.cert)?;
         let chain = pem::certificates(&self.cert)?;
         let own = chain[0].clone();
         let key = pem::private_key(&self.key, &secret(&self.key)?)?;
@@ -197,6 +203,7 @@ impl TlsFiles {
 fn verifier(path: &Path, without: WithoutCertificate) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
     let wrong = |why: String| TlsError::Authorities { path: path.to_owned(), why };
     let mut roots = RootCertStore::empty();
+    check_file(path)?;
     for certificate in pem::certificates(path)? {
         roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
     }
@@ -219,12 +226,22 @@ pub(crate) fn hex(digits: &[u8]) -> Option<Vec<u8>> {
 
 /// Reads a file that must not be readable by every user.
 pub(crate) fn secret(path: &Path) -> Result<Vec<u8>, TlsError> {
+    check_file(path)?;
     let unreadable = |source| PemError::Unreadable { path: path.to_owned(), source };
     let metadata = std::fs::metadata(path).map_err(unreadable)?;
     if metadata.permissions().mode() & 0o007 != 0 {
         return Err(TlsError::Exposed(path.to_owned()));
     }
     Ok(pem::read(path)?)
+}
+
+/// Checks that a file with certificates, a key or a token is a regular file: reading a FIFO would
+/// wait forever. Returns no error for a missing file, because reading it reports the error.
+pub(crate) fn check_file(path: &Path) -> Result<(), TlsError> {
+    match check_regular_file(path) {
+        Ok(()) | Err(OpenError::System { .. }) => Ok(()),
+        Err(error) => Err(TlsError::NotRegular(error)),
+    }
 }
 
 /// Returns true if a certificate is valid for this DNS name or address.

@@ -89,6 +89,11 @@ pub(crate) fn write_secret(path: &Path, text: &str) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
 }
 
+/// Creates a FIFO that only its owner can read.
+pub(crate) fn make_fifo(path: &Path) {
+    rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+}
+
 fn error(files: &TlsFiles) -> String {
     let error = Tls::load(files.clone(), WithoutCertificate::Refused).unwrap_err().to_string();
     assert!(!error.contains('\n'), "{error}");
@@ -108,6 +113,15 @@ fn unusable_files_are_named() {
     assert!(error(&no_authority).contains("server.key has no certificate"));
     let open = TlsFiles { key: files.cert.clone(), ..files.clone() };
     assert!(error(&open).contains("every user can read"), "{}", error(&open));
+    let fifo = dir.path().join("fifo");
+    make_fifo(&fifo);
+    for unfit in [
+        TlsFiles { cert: fifo.clone(), ..files.clone() },
+        TlsFiles { key: fifo.clone(), ..files.clone() },
+        TlsFiles { client_ca: Some(fifo.clone()), ..files.clone() },
+    ] {
+        assert!(error(&unfit).ends_with("/fifo: the path leads to a FIFO, not to a regular file"));
+    }
     write_secret(&files.key, &KeyPair::generate().unwrap().serialize_pem());
     assert!(error(&files).contains("cannot use"), "{}", error(&files));
     write_secret(&files.key, "nothing");

@@ -74,6 +74,7 @@ pub use monitor::{Condition, FAILING_FOR, Monitor, SLOW_AFTER};
 pub use nbd::psk as nbd_psk;
 pub use overlay::{BlockOrigin, OwnMap, Part};
 pub use parent::{NotShared, Parent, ParentRead};
+pub use path::check_regular_file;
 pub use size_probe::SizeProbe;
 pub use stripe::{STRIPE_BYTES_MAX, STRIPE_BYTES_STEP};
 

@@ -1,8 +1,11 @@
 //! Tests of the check of hob.toml, with files that have many mistakes: the check finds each mistake
 //! in one pass, and names its line.
 
+use std::time::{Duration, Instant};
+
 use super::super::{Config, ConfigError};
 use crate::state::{DiskState, PoolState, State};
+use crate::tls::tests::make_fifo;
 use hob_control::Size;
 
 fn lines(error: &ConfigError) -> Vec<String> {
@@ -167,15 +170,20 @@ fn two_disks_on_one_file_are_an_error_however_it_is_called() {
 
 #[test]
 fn a_part_conflicts_with_the_whole_and_not_with_another_part() {
-    use super::{DataLocation, Identity};
+    use super::{DataLocation, Identity, LocationIndex};
+    let overlap = |one: &DataLocation, other: &DataLocation| {
+        let mut index = LocationIndex::default();
+        index.add(7, one);
+        index.overlapping(other).contains(&7)
+    };
     let file = || Identity::File(1, 2);
     let disk = DataLocation::of(file());
     let over_it = DataLocation { whole: vec![Identity::Device(7), file()], part: vec![] };
     let part = |device| DataLocation { whole: vec![Identity::Device(device)], part: vec![file()] };
-    assert!(disk.overlaps(&disk) && disk.overlaps(&over_it) && over_it.overlaps(&disk));
-    assert!(disk.overlaps(&part(8)) && part(8).overlaps(&over_it));
-    assert!(!part(8).overlaps(&part(9)) && part(8).overlaps(&part(8)));
-    assert!(!disk.overlaps(&DataLocation::of(Identity::File(1, 3))));
+    assert!(overlap(&disk, &disk) && overlap(&disk, &over_it) && overlap(&over_it, &disk));
+    assert!(overlap(&disk, &part(8)) && overlap(&part(8), &disk) && overlap(&part(8), &over_it));
+    assert!(!overlap(&part(8), &part(9)) && overlap(&part(8), &part(8)));
+    assert!(!overlap(&disk, &DataLocation::of(Identity::File(1, 3))));
 }
 
 #[test]
@@ -290,4 +298,44 @@ fn a_missing_certificate_is_named_once_with_its_line() {
     let error = crate::Plan::check_config(&Config::load(&path).unwrap()).unwrap_err().to_string();
     assert!(error.contains("hob.toml:4: ") && error.contains("/missing"), "{error}");
     assert_eq!(error.matches("No such file").count(), 1, "{error}");
+}
+
+/// Reading a FIFO would wait for a writer forever.
+#[test]
+fn a_fifo_as_certificate_or_token_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, fifo) = (dir.path().join("hob.toml"), dir.path().join("fifo"));
+    make_fifo(&fifo);
+    let fifo = fifo.display();
+    let nbd = "[[nbd]]\nlisten = \"tcp:127.0.0.1:45003\"\n";
+    let tls = format!("{nbd}tls = {{ cert = \"{fifo}\", key = \"{fifo}\" }}\n");
+    for text in [tls, format!("[control]\ntoken_file = \"{fifo}\"\n")] {
+        std::fs::write(&path, format!("state_dir = \"{}\"\n{text}", dir.path().display())).unwrap();
+        let error = crate::Plan::check_config(&Config::load(&path).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("/fifo: the path leads to a FIFO, not to a regular file"), "{error}");
+    }
+}
+
+/// The time of the check must not grow with the square of the number of disks.
+#[test]
+fn thousands_of_disks_are_checked_in_seconds() {
+    const DISKS: usize = 8192;
+    const CHECK_MAX: Duration = Duration::from_secs(30);
+    let dir = tempfile::tempdir().unwrap();
+    let shared = dir.path().join("shared.img");
+    std::fs::write(&shared, "").unwrap();
+    let disk = |number: usize| match number % 2 {
+        0 => format!("[[disk]]\nname = \"d{number}\"\nbacking = \"/missing/of/many/disks/d{number}.img\"\n"),
+        _ => {
+            let shared = shared.display();
+            format!("[[disk]]\nname = \"d{number}\"\nbacking = \"{shared}\"\nread_only = true\n")
+        }
+    };
+    let text: String = (0..DISKS).map(disk).collect();
+    let kept = DiskState::new("kept".into(), "/missing/of/many/disks/d8.img".into(), false);
+    let state = State { disks: vec![kept], ..State::default() };
+    let begun = Instant::now();
+    let error = Config::parse(&text).unwrap().check_with(&state).unwrap_err();
+    assert!(begun.elapsed() < CHECK_MAX, "{:?}", begun.elapsed());
+    assert_found(&error, &[(31, "disk d8 and disk kept are on the same file")]);
 }

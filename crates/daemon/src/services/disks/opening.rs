@@ -462,7 +462,7 @@ impl Disks {
             shard.set_lease(id, taken.clock.clone())?;
         }
         self.exports.open_bitmaps(name, shard, info).await?;
-        {
+        let has_qos = {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             disk.phase = DiskPhase::Online(shard.clone());
@@ -471,12 +471,14 @@ impl Disks {
             disk.offline_reason = None;
             disk.size_bytes = info.size_bytes;
             disk.datastore = Some(datastore);
-        }
+            // An entitlement of the time before is sent here. A later one is sent by its command.
+            disk.wanted.qos.is_some()
+        };
         if is_in_memory {
             self.registry.note_in_memory(name).await?;
         }
         self.link_parents();
-        if wanted.qos.is_some() {
+        if has_qos {
             self.qos.apply(name).await?;
         } else {
             self.qos.apply_control_of(name);

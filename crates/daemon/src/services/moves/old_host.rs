@@ -8,7 +8,7 @@ use hob_engine::migration::{Order as MigrationOrder, Record};
 use hob_engine::units::DiskId;
 use tokio::time::Instant;
 
-use super::super::registry::{ClusterWait, DiskPhase};
+use super::super::registry::{ClusterWait, DiskPhase, MOVING};
 use super::Moves;
 use super::lost;
 use crate::api_error::{ApiError, Result, conflict, failed};
@@ -175,7 +175,7 @@ impl Moves {
     /// Moves a disk without clients: drains, closes and releases it.
     async fn leave_alone(self: &Arc<Self>, work: &mut Work, shard: &ShardHandle, id: DiskId) -> Result<()> {
         let name = work.disk.clone();
-        let guard = self.registry.guard_disk_for_command(&name, "moved to another host").await?;
+        let guard = self.registry.guard_disk_for_command(&name, MOVING).await?;
         let plan = self.plan(work, String::new(), CarryMode::Drop)?;
         work.order.cache = Some(CarryMode::Drop);
         work.order.arrival = Some(Box::new(self.migrations.arrival(&name, &plan)?));

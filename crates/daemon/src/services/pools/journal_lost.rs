@@ -115,7 +115,9 @@ impl Pools {
             let mut inner = self.registry.inner();
             let spec = inner.disk_mut(name)?.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
             let Some(journal) = &mut spec.journal else { return Ok(()) };
-            journal.discarded_ring = journal.discarded_ring.max(ring);
+            // If the last write of a new ring failed, flash may have this ring with the same dirty
+            // data, although hob kept the old ring.
+            journal.discarded_ring = journal.discarded_ring.max(ring).max(journal.unused);
         }
         self.registry.save_first().await?;
         let (shard, _) = self.registry.shard_of(name)?;

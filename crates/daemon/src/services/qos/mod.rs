@@ -8,12 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hob_control::{DiskQos, Qos, QosPatch, StoragePolicy, check_name};
+use hob_engine::command::CommandError;
 use hob_engine::qos::{self, Entitlement};
 
 use super::registry::{DiskEntry, Inner, Registry, StatePart};
 use super::tasks::Tasks;
 use crate::api_error::{ApiError, Result, conflict, invalid, not_found};
 use crate::config::{Config, PolicyEntry};
+use crate::shard_api::ShardError;
 use crate::state::{ControlSpec, DiskQosSpec, PolicyState, State, patched_qos};
 pub(super) use agreement::AGREE_EVERY;
 use datastores::DatastoreEntry;
@@ -171,11 +173,13 @@ impl QosService {
     }
 
     async fn set_disk_qos(&self, name: &str, patch: &QosPatch) -> Result<DiskQos> {
-        let _guard = self.registry.guard_disk_for_command(name, "given other shares").await?;
+        let _guard = self.registry.guard_qos(name)?;
         self.look_at_peaks().await;
         let (before, mut notes) = {
             let rules = self.rules();
             let mut inner = self.registry.inner();
+            // A migration may have begun in the meantime.
+            inner.disk(name)?.check_qos_change()?;
             let before = inner.disk(name)?.wanted.qos.clone();
             let mut wanted = before.clone().unwrap_or_default();
             if wanted.policy.is_some() && patch.policy.is_none() {
@@ -247,18 +251,30 @@ impl QosService {
         Ok(StoragePolicy { notes, ..policy_view(&inner, name, rules.policy(name)?) })
     }
 
-    /// Sends the entitlement of an online disk to its shard.
+    /// Sends the entitlement of an online disk to its shard. Several changes and the opening of the
+    /// disk may call this function at the same time. The shard gets the latest entitlement last,
+    /// because each call compares what it has sent with the present entitlement.
     pub(super) async fn apply(&self, name: &str) -> Result<()> {
-        let (shard, id, due) = {
-            let rules = self.rules();
-            let inner = self.registry.inner();
-            let disk = inner.disk(name)?;
-            let Ok(shard) = disk.shard() else { return Ok(()) };
-            (shard, disk.id, engine_qos(rules.due(disk)))
-        };
-        shard.set_qos(id, due).await?;
-        self.apply_control_of(name);
-        Ok(())
+        let mut sent = None;
+        loop {
+            let (shard, id, due) = {
+                let rules = self.rules();
+                let inner = self.registry.inner();
+                let disk = inner.disk(name)?;
+                let Ok(shard) = disk.shard() else { return Ok(()) };
+                (shard, disk.id, rules.due(disk))
+            };
+            if sent == Some(due) {
+                self.apply_control_of(name);
+                return Ok(());
+            }
+            match shard.set_qos(id, engine_qos(due)).await {
+                // The disk was closed in the meantime. The entitlement applies when it is opened.
+                Err(ShardError::Command(CommandError::NoSuchDisk)) => return Ok(()),
+                other => other?,
+            }
+            sent = Some(due);
+        }
     }
 }
 

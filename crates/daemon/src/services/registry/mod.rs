@@ -38,7 +38,7 @@ use crate::shard_api::ShardHandle;
 use crate::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
 pub(super) use ended_caches::EndedCaches;
 pub(super) use operation_guard::{
-    ADDING, CLEARING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, LENDING_AGAIN, MIGRATING, OPENING,
+    ADDING, CLEARING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, LENDING_AGAIN, MIGRATING, MOVING, OPENING,
     OperationGuard, REPARTITIONING, SHRINKING, SPREADING, is_own_work,
 };
 pub(super) use orphans::{OrphanContent, OrphanJournal, OrphanRecord};
@@ -301,6 +301,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) device: exports::DeviceEntry,
     /// Operation in progress on the disk.
     pub(in crate::services) busy: Option<&'static str>,
+    /// True while the disk's shares, limits or reservation are being changed.
+    pub(in crate::services) changes_qos: bool,
     /// Number of recordings of the disk's requests.
     pub(in crate::services) recording: Counter,
     /// True if the disk is saved although it is still being added, because clients may write to its

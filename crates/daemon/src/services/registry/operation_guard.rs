@@ -1,5 +1,6 @@
 //! Operation guards: at most one change of a disk or a pool at a time. Dropping a guard allows the
-//! next change.
+//! next change. A change of a disk's shares, limits and reservation has a guard of its own, because
+//! it does not affect the other changes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,9 @@ pub(in crate::services) const SHRINKING: &str = "shrunk";
 
 /// Name of the migration operation.
 pub(in crate::services) const MIGRATING: &str = "migrated";
+
+/// Name of the operation that moves a disk without clients to another host.
+pub(in crate::services) const MOVING: &str = "moved to another host";
 
 /// Name of the operation that adds a disk, until the disk is online for the first time.
 pub(in crate::services) const ADDING: &str = "added";
@@ -53,7 +57,7 @@ pub(in crate::services) const GUARD_EVERY: Duration = Duration::from_millis(200)
 /// Maximum number of attempts to take a guard for an operation that cannot be refused.
 const GUARD_TRIES: u32 = 20;
 
-/// The exclusive right to change one disk or one pool.
+/// The exclusive right to change one disk, one pool, or the shares and limits of one disk.
 #[derive(Debug)]
 pub(in crate::services) struct OperationGuard {
     registry: Arc<Registry>,
@@ -64,6 +68,7 @@ pub(in crate::services) struct OperationGuard {
 enum Thing {
     Disk(String),
     Pool(String),
+    Qos(String),
 }
 
 impl Registry {
@@ -127,6 +132,21 @@ impl Registry {
         None
     }
 
+    /// Takes the guard of a disk's shares, limits and reservation. A drain or another change of the
+    /// disk does not exclude it; [`check_qos_change`](DiskEntry::check_qos_change) has the
+    /// exceptions.
+    pub(in crate::services) fn guard_qos(self: &Arc<Self>, name: &str) -> Result<OperationGuard> {
+        let mut inner = self.inner();
+        inner.check_stays()?;
+        let disk = inner.disk_mut(name)?;
+        disk.check_qos_change()?;
+        if disk.changes_qos {
+            return Err(conflict!("{name} is being given other shares").hint("try again when that is done"));
+        }
+        disk.changes_qos = true;
+        Ok(OperationGuard { registry: self.clone(), on: Thing::Qos(name.to_owned()) })
+    }
+
     /// Takes the operation guard of an existing pool.
     pub(in crate::services) fn guard_pool(
         self: &Arc<Self>,
@@ -157,6 +177,23 @@ impl Registry {
     /// Returns the operation guard of a disk whose entry was created with `busy` set.
     pub(in crate::services) fn guard_new_disk(self: &Arc<Self>, name: &str) -> OperationGuard {
         OperationGuard { registry: self.clone(), on: Thing::Disk(name.to_owned()) }
+    }
+}
+
+impl DiskEntry {
+    /// Refuses a change of the disk's shares, limits and reservation if the change would be lost:
+    /// the disk is being added or removed, or another host has the disk or already has its
+    /// settings.
+    pub(in crate::services) fn check_qos_change(&self) -> Result<()> {
+        let name = &self.wanted.name;
+        if let Some(busy @ (ADDING | MIGRATING | MOVING)) = self.busy {
+            return take(&mut Some(busy), name, busy);
+        }
+        match &self.phase {
+            DiskPhase::Online(_) | DiskPhase::Offline(_) => Ok(()),
+            DiskPhase::Away(why) => Err(away(name, why)),
+            DiskPhase::Removing => Err(conflict!("{name} is being removed")),
+        }
     }
 }
 
@@ -213,6 +250,11 @@ impl Drop for OperationGuard {
             Thing::Pool(name) => {
                 if let Some(pool) = inner.pools.get_mut(name) {
                     pool.busy = None;
+                }
+            }
+            Thing::Qos(name) => {
+                if let Some(disk) = inner.disks.get_mut(name) {
+                    disk.changes_qos = false;
                 }
             }
         }

@@ -64,7 +64,8 @@ impl Shutdown {
         let is_retry =
             |disk: &DiskEntry| matches!(disk.phase, DiskPhase::Offline(_)) && disk.busy == Some(OPENING);
         let changing = inner.disks.iter().filter(|(_, disk)| !is_retry(disk));
-        let disks = changing.filter_map(|(name, disk)| Some((name, disk.busy?)));
+        let doing = |disk: &DiskEntry| disk.busy.or(disk.changes_qos.then_some("given other shares"));
+        let disks = changing.filter_map(|(name, disk)| Some((name, doing(disk)?)));
         let pools = inner.pools.iter().filter_map(|(name, pool)| Some((name, pool.busy?)));
         if let Some((name, doing)) = disks.chain(pools).next() {
             return Err(

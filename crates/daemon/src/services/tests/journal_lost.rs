@@ -125,6 +125,27 @@ fn what_was_discarded_without_a_journal_stays_discarded_after_a_kill() {
     });
 }
 
+/// If the last write of a new ring fails, flash may have this ring, with the dirty data that is
+/// discarded later. Recovery would use the new ring.
+#[test]
+fn a_discard_covers_a_newer_ring_that_was_never_in_service() {
+    run(async |bench| {
+        prepare(&bench, &["a"], 1).await;
+        let (id, ring) = {
+            let mut inner = bench.services.registry.inner();
+            let disk = inner.disk_mut("vm").unwrap();
+            let journal = disk.wanted.cache.as_mut().unwrap().journal.as_mut().unwrap();
+            journal.ring += 1;
+            journal.unused = journal.ring;
+            (disk.id, journal.written)
+        };
+        bench.services.pools.record_discard(id, ring).await;
+        let journal =
+            bench.services.registry.inner().disks["vm"].wanted.cache.clone().unwrap().journal.unwrap();
+        assert_eq!((journal.written, journal.discarded_ring), (ring, ring + 1));
+    });
+}
+
 /// The removal of a cache can still fail after its journal id was replaced in the saved state. A
 /// ring that is made meanwhile must belong to the cache in service. Otherwise the next daemon would
 /// not find the dirty data of this cache.

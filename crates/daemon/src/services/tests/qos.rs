@@ -4,6 +4,7 @@ use hob_control::{Arrival, CarryMode, DatastorePatch, DiskQos, QosPatch};
 
 use super::config::{Filed, text};
 use super::*;
+use crate::services::registry::{DRAINING, MIGRATING, MOVING, OPENING, SHRINKING};
 
 fn reserves(units: u32) -> QosPatch {
     QosPatch { reservation: Some(units), ..QosPatch::default() }
@@ -62,6 +63,42 @@ fn rules_are_set_one_by_one_and_taken_back() {
             assert!(error.problem.error.contains(what), "{patch:?}: {error}");
         }
         assert_eq!(bench.services.qos.disk("vm").unwrap().qos, qos, "nothing of that was taken");
+    });
+}
+
+/// A drain may take hours, and a limit must apply at once.
+#[test]
+fn shares_and_limits_apply_while_another_change_of_the_disk_is_in_progress() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let registry = &bench.services.registry;
+        let limit = |units| QosPatch { limit: Some(units), ..QosPatch::default() };
+        for (units, doing) in (1..).zip([DRAINING, SHRINKING, OPENING, "resized"]) {
+            let guard = registry.guard_disk("vm", doing).unwrap();
+            assert_eq!(bench.give("vm", limit(units)).await.unwrap().limit, Some(units), "{doing}");
+            bench.shard.set_refuses_qos(true);
+            bench.give("vm", limit(100)).await.expect_err("the shard gets the limit");
+            bench.shard.set_refuses_qos(false);
+            drop(guard);
+        }
+        for doing in [MIGRATING, MOVING] {
+            let guard = registry.guard_disk("vm", doing).unwrap();
+            let error = bench.give("vm", limit(100)).await.unwrap_err();
+            assert!(error.to_string().contains(&format!("vm is being {doing}")), "{error}");
+            drop(guard);
+        }
+        assert_eq!(bench.services.qos.disk("vm").unwrap().qos.limit, Some(4));
+        // The file of the state is not written by two daemons.
+        let guard = registry.guard_qos("vm").unwrap();
+        let error = bench.services.shutdown.begin().unwrap_err();
+        assert!(error.to_string().contains("vm is being given other shares"), "{error}");
+        let error = bench.give("vm", limit(100)).await.unwrap_err();
+        assert!(error.to_string().contains("vm is being given other shares"), "{error}");
+        drop(guard);
+        bench.services.shutdown.begin().unwrap();
+        let error = bench.give("vm", limit(100)).await.unwrap_err();
+        assert!(error.to_string().contains("hob is being upgraded"), "{error}");
+        bench.services.shutdown.cancel();
     });
 }
 

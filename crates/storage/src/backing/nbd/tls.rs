@@ -5,6 +5,7 @@
 //! renewed certificates need no restart. TLS 1.3 and 1.2 are allowed. Pre-shared keys are in
 //! [`psk`](super::psk).
 
+use std::fs::Metadata;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
@@ -19,6 +20,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
 use super::psk::{self, KeyStream};
 use super::socket::{Socket, in_time};
+use crate::backing::path::not_regular;
 
 /// An encrypted stream over a socket that may block or not. If it does not block, its functions
 /// return [`WouldBlock`](io::ErrorKind::WouldBlock) as a socket does.
@@ -154,6 +156,7 @@ fn config(directory: &Path) -> Result<ClientConfig, String> {
 }
 
 fn certificates(path: &PathBuf) -> Result<Vec<CertificateDer<'static>>, String> {
+    regular_file(path)?;
     let all = CertificateDer::pem_file_iter(path).map_err(|error| unusable(path, &error))?;
     let all: Vec<_> = all.collect::<Result<_, _>>().map_err(|error| unusable(path, &error))?;
     if all.is_empty() {
@@ -168,11 +171,20 @@ fn unusable(path: &Path, why: &dyn std::fmt::Display) -> String {
 
 /// Refuses a file with a secret if every user of the host can read the file.
 pub(super) fn check_secret(path: &Path) -> Result<(), String> {
-    let metadata = std::fs::metadata(path).map_err(|error| unusable(path, &error))?;
-    if metadata.permissions().mode() & 0o004 != 0 {
+    if regular_file(path)?.permissions().mode() & 0o004 != 0 {
         return Err(format!("every user can read {}; chmod it to 0600, or 0640 for a group", path.display()));
     }
     Ok(())
+}
+
+/// Returns the metadata of a regular file, and refuses other files: reading a FIFO could wait
+/// forever.
+fn regular_file(path: &Path) -> Result<Metadata, String> {
+    let metadata = std::fs::metadata(path).map_err(|error| unusable(path, &error))?;
+    match metadata.is_file() {
+        true => Ok(metadata),
+        false => Err(not_regular(path, metadata.file_type()).to_string()),
+    }
 }
 
 /// Performs the TLS handshake with timeouts, so that a server that sends single bytes cannot delay
@@ -204,4 +216,20 @@ fn handshake(
     let mut session = Session::Certificates(Box::new(connection), socket);
     session.flush().map_err(|error| in_time(&error))?;
     Ok(session)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fifo_as_certificate_or_key_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let refused = format!("{}: the path leads to a FIFO, not to a regular file", fifo.display());
+        assert_eq!(certificates(&fifo).unwrap_err(), refused);
+        assert_eq!(check_secret(&fifo).unwrap_err(), refused);
+        assert!(check_secret(dir.path()).unwrap_err().contains("leads to a directory"));
+    }
 }
