@@ -51,7 +51,8 @@ struct State {
     holds_recovered: bool,
     held: Vec<ShardCall>,
     writes_crash_logs: bool,
-    /// Caches for which the handle has created crash logs, which stay until this value is dropped.
+    /// Caches for which the shard has created crash logs. Dropping this value removes the crash
+    /// logs.
     crash_logs: BTreeSet<[u8; 16]>,
     backings_fail: bool,
     /// The flash device that refuses all writes.

@@ -1,5 +1,6 @@
 //! The daemon: shards that serve I/O, and a control thread with the services, the control API and
-//! the NBD listeners. `hob serve` is the same, assembled from flags and without state.
+//! the NBD listeners. `hob serve` runs the same parts with the settings of its command line, and
+//! saves no state.
 
 mod allow;
 mod api_error;

@@ -174,7 +174,7 @@ impl Page {
         });
     }
 
-    /// Adds entitlements of disks, and datastores.
+    /// Adds the entitlements of disks, and the datastores.
     pub(crate) fn add_qos(&mut self, disks: &[DiskQos], datastores: &[Datastore]) {
         self.each(|metric, body| match metric.source {
             Source::Qos(value) => {

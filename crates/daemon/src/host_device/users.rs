@@ -68,7 +68,7 @@ fn numbers(devices: &Path, index: u32) -> BTreeSet<u64> {
     partitions.chain([dir.clone()]).filter_map(number).collect()
 }
 
-/// Returns a process that has one of these devices open, by its name and number.
+/// Returns the name and process id of a process that has one of these devices open.
 fn program_with(proc: &Path, numbers: &BTreeSet<u64>) -> Option<String> {
     let processes = fs::read_dir(proc).ok()?.filter_map(|entry| {
         let name = entry.ok()?.file_name().into_string().ok()?;

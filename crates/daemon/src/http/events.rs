@@ -34,7 +34,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// connections, so that other clients can still connect.
 const CLIENTS_MAX: usize = 16;
 
-/// Maximum time that a client may take no event.
+/// Time after which a client that reads no event is disconnected.
 const SLOW_MAX: Duration = Duration::from_secs(15);
 
 /// Sends events to all clients that receive events.

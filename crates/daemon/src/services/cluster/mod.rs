@@ -130,7 +130,8 @@ impl ClusterService {
         opened
     }
 
-    /// Handles changes of this host's lease, waiting disks and orders, until dropped.
+    /// Handles changes of this host's lease, disks that this host waits for, and orders to move
+    /// disks, until the future is dropped.
     pub(crate) async fn tend(self: Arc<Self>) {
         let Some(cluster) = self.ownership.cluster().cloned() else { return std::future::pending().await };
         tokio::join!(cluster.hear(), self.tend_disks_of(&cluster));

@@ -132,7 +132,7 @@ struct OfflineCache {
     is_whole: bool,
 }
 
-/// Returns true if both are the same backing, possibly with different sizes.
+/// Returns true if `one` and `two` describe the same backing, possibly with different sizes.
 fn is_same(one: &BackingInfo, two: &BackingInfo) -> bool {
     let has_been = |now: &BackingInfo, then: &BackingInfo| {
         same_backing(now, then.size_bytes, &then.identity) != Same::No
@@ -243,9 +243,10 @@ impl Inner {
         None
     }
 
-    /// Returns the pool of the write-back cache of a disk that was never served, and the pool's
-    /// missing devices, if hob opened the pool without a saved state and these devices have been
-    /// missing since then. The missing devices may have dirty data of the disk.
+    /// Returns the pool of the disk's cache and the pool's missing devices, if these devices may
+    /// have dirty data of the disk. This is possible for a write-back cache of a disk that was
+    /// never served, if hob opened the pool without a saved state and the devices have been missing
+    /// since then.
     fn unseen_devices(&self, wanted: &DiskState) -> Option<(String, String)> {
         let writes_back = |spec: &&CacheSpec| spec.mode == Mode::WriteBack && spec.journal.is_some();
         let spec = wanted.cache.as_ref().filter(|_| wanted.is_new).filter(writes_back)?;

@@ -19,8 +19,8 @@ use crate::state::{Closed, JournalSpec};
 const SAMPLES: usize = 64;
 
 /// Maximum time for the comparison of a sample whose reads fail. Reads of unreadable sectors of a
-/// damaged backing fail quickly. If the backing has no connection, hob compares the sample again
-/// later.
+/// damaged backing fail quickly. If hob has lost the connection to the backing, it compares the
+/// sample again later.
 const FAILING_MAX: Duration = Duration::from_secs(5);
 
 /// The way in which the recovery reads the backing to compare it with the cache.

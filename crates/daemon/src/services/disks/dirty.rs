@@ -11,8 +11,8 @@ use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
 use crate::api_error::{ApiError, Result, conflict};
 
-/// A cache in a pool, prepared for reading its dirty data. The value is created with the pool. The
-/// slow reading itself does not need the pool, which other operations can use meanwhile.
+/// A cache in a pool, prepared for reading its dirty data. Only the creation of this value needs
+/// the pool. Other operations can use the pool while the dirty data is read, which is slow.
 pub(in crate::services) struct Source {
     recovery: Recovery,
     reader: SectorReader,

@@ -26,9 +26,9 @@ const RECORD_EVERY: Duration = Duration::from_secs(2);
 /// Maximum time that hob waits for the modification times of the backings' files.
 const TIMES_MAX: Duration = Duration::from_secs(5);
 
-/// Minimum time between hob's last record and a change of the backing that another program must
-/// have made, nanoseconds. A power cut loses the records of the last half minute, and a busy host
-/// delays records.
+/// A change of a backing later than hob's last record plus this time was made by another program,
+/// nanoseconds. A power cut loses the records of the last half minute, and a busy host delays
+/// records.
 const MARGIN_NS: u64 = 120_000_000_000;
 
 /// Maximum time by which the timestamp of a write can be earlier than a record that was made before

@@ -180,8 +180,8 @@ impl Disks {
         Ok(notes)
     }
 
-    /// Lets waiting writes to a disk pass before its cache is recovered. First invalidates the old
-    /// journal rings on flash, so that the cache is empty after a crash.
+    /// Executes the waiting writes of a disk before its cache is recovered. First invalidates the
+    /// old journal rings on flash, so that the cache is empty after a crash.
     pub(in crate::services) async fn let_changes_pass(&self, id: DiskId) {
         let (name, spec, rings, flash, size_bytes, shard) = {
             let inner = self.registry.inner();

@@ -23,8 +23,8 @@ struct Reserved {
     recoveries: usize,
     /// Available memory before the first of these recoveries began.
     available: u64,
-    /// The part of `available` for these recoveries, and for the indexes of the caches that were
-    /// recovered since then.
+    /// The part of `available` that is reserved for these recoveries, and for the indexes of the
+    /// caches that were recovered since then.
     bytes: u64,
 }
 
