@@ -53,8 +53,8 @@ pub(super) struct Flash {
     pool: Arc<Mutex<Option<Pool>>>,
 }
 
-/// A function that allocates a journal ring: owner, number of the ring, copies, segments, and the
-/// devices to avoid.
+/// A function that allocates a journal ring. Its arguments are the owner, the ring's number, the
+/// number of copies and of segments, and the devices to avoid.
 type AllocateRing =
     fn(&mut Pool, OwnerId, u32, usize, u64, &[DeviceId]) -> Result<Vec<Vec<Segment>>, PoolError>;
 

@@ -229,9 +229,9 @@ pub(crate) struct JournalSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Closed {
-    /// Size of the containing file or device in bytes. The file may be an image.
+    /// Size in bytes of the file or device that has the backing's data. The file may be an image.
     pub(crate) size_bytes: u64,
-    /// Time of the last change, in nanoseconds since 1970.
+    /// Time of the last change of this file or device, in nanoseconds since 1970.
     pub(crate) modified_ns: i64,
 }
 

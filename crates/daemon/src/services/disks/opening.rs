@@ -592,8 +592,8 @@ impl Disks {
         }
     }
 
-    /// Gives a cache of a disk that has just been opened as much of its configured size as
-    /// possible.
+    /// Adjusts the cache of a disk that has just been opened to its configured size, as far as the
+    /// pool has free space.
     pub(in crate::services) async fn fit_opened(&self, name: &str) {
         match self.pools.fit_cache(name, AllocationRule::AsFarAsPossible).await {
             Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),

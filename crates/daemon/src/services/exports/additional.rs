@@ -55,8 +55,8 @@ impl ExportService {
         self.registry.save().await
     }
 
-    /// Opens an additional export of a disk to all its front ends. An export of an offline disk is
-    /// opened when the disk comes online.
+    /// Opens an additional export of a disk on all front ends that the export has. An export of an
+    /// offline disk is opened when the disk comes online.
     async fn open_export(&self, disk: &str, export: &ExportSpec) -> Result<()> {
         // The disk's own export exists while the disk is online.
         let Some(own) = self.table.get(disk) else { return Ok(()) };

@@ -240,7 +240,7 @@ impl HobToml {
     }
 
     /// Applies the changes in hob.toml since the last reload, except those that empty a cache or
-    /// remove an object. Logs the differences that were made by command, and leaves them. Changes
+    /// remove an object. Differences that were made by command are logged and not resolved. Changes
     /// for which guests must be disconnected are made later, because guests are about to connect
     /// again.
     pub(super) async fn apply_changed(&self, config: &Config) {

@@ -36,8 +36,7 @@ pub(super) enum Input {
     Acted(Ticket, Result<(), String>, Option<Box<Regions>>),
     /// The answer to a call, or its failure.
     Answered(Ticket, Result<CallAnswer, PeerError>),
-    /// A command of the operator. The sender's answer is false if the migration had gone too far
-    /// for the command.
+    /// A command of the operator. The channel gets false if it is too late for the command.
     Order(Order, oneshot::Sender<bool>),
 }
 

@@ -98,10 +98,10 @@ impl Pools {
         Ok(())
     }
 
-    /// Prepares the use of a new journal ring. Call it before the cache uses the ring. If no copy
-    /// of the new ring will be on the peer, this function removes the peer's replica from the
-    /// disk's ownership record in etcd. [`Pools::say_doubled`] records a replica again when the
-    /// replica is complete and has the newest ring.
+    /// Prepares the use of a new journal ring. Call this function before the cache uses the ring.
+    /// If no copy of the new ring will be on the peer, this function removes the peer's replica
+    /// from the disk's ownership record in etcd. [`Pools::say_doubled`] records a replica again
+    /// when the replica is complete and has the newest ring.
     pub(in crate::services) async fn say_before(&self, name: &str, ring: Option<&NewRing>) -> Result<()> {
         let Some(ring) = ring else { return Ok(()) };
         {
@@ -122,7 +122,8 @@ impl Pools {
     }
 
     /// Records the replica on this device in the disk's ownership record, if the newest journal
-    /// ring also has a copy there. The engine has just reported that the replica is complete.
+    /// ring also has a copy on this device. The engine has just reported that the replica is
+    /// complete.
     pub(in crate::services) async fn say_doubled(&self, name: &str, device: DeviceId) {
         let _word = self.copy_words.lock().await;
         let word = {

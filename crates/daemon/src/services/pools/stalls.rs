@@ -10,7 +10,8 @@ use tokio::time::Instant;
 
 /// Time after a logged pause in which further short pauses are only counted.
 const QUIET: Duration = Duration::from_secs(3600);
-/// Length of a pause that is always logged, and before it ends: no working device pauses so long.
+/// A pause of this length is always logged, even before it ends, because no working device pauses
+/// so long.
 const LONG: Duration = Duration::from_secs(5);
 
 /// The pauses of one flash device. Several shards may report the same pause.

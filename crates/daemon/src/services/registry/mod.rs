@@ -107,7 +107,7 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) disks: BTreeMap<String, DiskEntry>,
     /// Time that requests wait for the backing of a disk whose settings have no backing timeout.
     pub(in crate::services) wait_max: std::time::Duration,
-    /// Minimum age of a flash I/O that stalls its device.
+    /// Age from which a flash I/O in flight counts as a stall of its device.
     pub(in crate::services) flash_stall_max: std::time::Duration,
     /// Reason why the daemon does not use the current hob.toml, but the last one that it accepted:
     /// the current one was refused, or the last reload failed.
@@ -127,7 +127,7 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) leaving: bool,
     /// Reason per disk why a cache that hob.toml defines could not be created.
     pub(in crate::services) caches_refused: BTreeMap<String, String>,
-    /// Names that hob.toml defines.
+    /// Names of the pools and disks that hob.toml defines.
     pub(in crate::services) defined: BTreeSet<String>,
     /// Pools of hob.toml that were removed by command. `disks_removed` lists the disks of hob.toml
     /// that were removed by command.
@@ -142,7 +142,7 @@ pub(in crate::services) struct Inner {
     /// Ids in `abandoned` of disks that their shard refuses to remove, and the owners of their
     /// persistent caches, which are in use.
     pub(in crate::services) kept_by_shard: BTreeMap<DiskId, Option<OwnerId>>,
-    /// Ids that remote devices whose content is no longer valid have on the shards.
+    /// Ids on the shards of remote devices whose content is no longer valid.
     pub(in crate::services) given_up: BTreeSet<DeviceId>,
     /// Incoming disks of migrations, as they were when they still waited for the cluster.
     pub(in crate::services) waited: BTreeMap<String, DiskState>,
@@ -255,12 +255,12 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) memory: Option<MemoryConfig>,
     /// Identity of the backing when the disk was last opened.
     pub(in crate::services) identity: [u8; 32],
-    /// Probes of the disk's backing; `None` until the disk is opened.
+    /// Objects that examine the disk's backing; `None` until the disk is opened.
     pub(in crate::services) measure: Option<disks::Measure>,
     /// The lock on the backing that excludes other writers.
     pub(in crate::services) lock: Option<Lock>,
-    /// If the content of the backing does not change: a name of this content, by which clones find
-    /// their parent. `None` for other backings, and after hob has detected a change.
+    /// Name of the backing's content, if this content never changes; clones find their parent by
+    /// this name. `None` for other backings, and after hob has detected a change.
     pub(in crate::services) constant: Option<String>,
     /// The parent of the clone, as found when the disk was last opened.
     pub(in crate::services) parent: Option<disks::ParentLink>,

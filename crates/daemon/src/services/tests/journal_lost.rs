@@ -25,8 +25,8 @@ pub(super) async fn prepare(bench: &Bench, devices: &[&str], blocks: u64) -> Dev
     bench.services.registry.inner().disks["vm"].ring[0].device
 }
 
-/// The journal is lost during a write, and the daemon is notified. No device is fenced yet: it only
-/// answers slowly.
+/// The journal is lost during a write, and the daemon is notified. The device answers slowly and is
+/// not fenced yet.
 pub(super) async fn lose(bench: &Bench, device: DeviceId) {
     bench.shard.set_sick(device);
     let id = bench.services.registry.inner().disks["vm"].id;

@@ -117,7 +117,8 @@ fn a_disk_that_its_shard_keeps_is_not_opened_again() {
     });
 }
 
-/// An orphan can be adopted or discarded.
+/// An orphan can be adopted or discarded, so a cache that a shard still uses must not count as an
+/// orphan.
 #[test]
 fn the_cache_of_a_removed_disk_that_its_shard_keeps_is_no_orphan() {
     run(async |bench| {

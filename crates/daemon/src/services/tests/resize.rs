@@ -210,7 +210,8 @@ fn bitmaps_count_what_is_new_as_changed_over_a_crash_too() {
     });
 }
 
-/// The size is that of the last connection, which may be old.
+/// hob knows only the size that the backing had at the last connection, and this size may be
+/// outdated.
 #[test]
 fn a_disk_is_not_resized_while_its_backing_does_not_answer() {
     run(async |bench| {

@@ -96,7 +96,8 @@ impl SwapKernel for FakeKernel {
     }
 }
 
-/// Services whose state is kept over restarts, and a simulated kernel that survives them.
+/// Services whose state is kept over restarts, and a simulated kernel that keeps its swap areas
+/// over these restarts.
 struct Stage {
     bench: Bench,
     kernel: Arc<FakeKernel>,

@@ -4,7 +4,8 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// Returns statistics. Destaging fails if there were errors and `destaged` is zero.
+/// Returns statistics. They say that destaging fails, if there is dirty data, there were errors,
+/// and `destaged` is zero.
 fn figures(dirty: u64, destaged: u64, errors: u64) -> DiskStats {
     let mut engine = hob_engine::Engine::new(hob_engine::Limits::default());
     let config = hob_engine::command::DiskConfig {
