@@ -1,7 +1,7 @@
 //! The exports of online disks for NBD clients, and the vhost-user sockets.
 //!
-//! Each disk has an export with its own name, and may have others. The services write this table;
-//! listeners read it. The lock is held only for a look-up.
+//! Each disk has an export with its own name, and may have others. The services change the table of
+//! exports, and listeners read the table. The lock is held only for a look-up.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -114,7 +114,7 @@ enum Content {
 pub struct Serving {
     /// The disk to serve.
     pub disk: DiskAdd,
-    /// The device of the pool, and the cache on it.
+    /// Path of the pool's device, and the settings of the cache on this device.
     pub cache: Option<(String, CacheEnable)>,
     /// True if the device is used even if it contains other data.
     pub force: bool,
@@ -178,7 +178,7 @@ impl Plan {
     }
 
     /// Checks that a daemon could start with this configuration and the saved state, and could save
-    /// its state. Changes nothing, so it may run beside a daemon.
+    /// its state. Changes nothing, so this check may run while a daemon runs.
     ///
     /// # Errors
     /// Returns all errors of the configuration, one on each line.

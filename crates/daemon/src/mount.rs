@@ -36,7 +36,7 @@ pub(crate) enum MountError {
     #[error("{} cannot be a disk's file: {what}", path.display())]
     Unfit {
         path: PathBuf,
-        /// Why hob cannot mount the file there.
+        /// Why hob cannot mount the file at this path.
         what: String,
     },
     /// A program or a mount uses the path.

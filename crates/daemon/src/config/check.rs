@@ -421,8 +421,8 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
     }
 }
 
-/// Returns the identities of files, which do not depend on their names. A missing file, or one that
-/// does not answer in time, is identified by its path.
+/// Returns the identities of files, which do not depend on their names. A file that is missing, or
+/// whose filesystem does not answer in time, is identified by its path.
 fn identities(paths: Vec<PathBuf>) -> Vec<DataLocation> {
     // A hung filesystem must not prevent the daemon's start.
     let found = query_all(paths.clone(), LOOK_MAX, |path| place_of(path));
@@ -464,8 +464,8 @@ impl DataLocation {
         DataLocation { whole: vec![identity], part: Vec::new() }
     }
 
-    /// Returns true if both places have data in common. Two parts of one object are assumed to have
-    /// no data in common.
+    /// Returns true if the two locations have data in common. Two parts of one object are assumed
+    /// to have no data in common.
     fn overlaps(&self, other: &DataLocation) -> bool {
         let any = |one: &[Identity], other: &[Identity]| one.iter().any(|identity| other.contains(identity));
         any(&self.whole, &other.whole) || any(&self.whole, &other.part) || any(&self.part, &other.whole)

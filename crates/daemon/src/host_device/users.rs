@@ -1,5 +1,6 @@
 //! The users of a block device: file systems and other exclusive users, loop devices, and programs
-//! that have it open. The kernel counts them, but does not report the count to programs.
+//! that have it open. The kernel counts the users of a device, but does not report the count to
+//! programs.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};

@@ -1,8 +1,8 @@
 //! Authentication and authorization of clients over TCP.
 //!
-//! A client sends a token with each request, or a certificate with the connection. If it sends
-//! both, only the token is used. Each token and certificate has a role: `read-only` permits GET and
-//! HEAD, and `admin` permits everything. A client on the Unix socket is an admin.
+//! A client sends a token with each request, or a certificate with the connection. If a client
+//! sends both, only the token is used. Each token and certificate has a role: `read-only` permits
+//! GET and HEAD, and `admin` permits everything. A client on the Unix socket is an admin.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};

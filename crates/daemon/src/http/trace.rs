@@ -1,7 +1,7 @@
 //! A recording as a response body: frames, as long as the client reads them.
 //!
-//! The connection asks for the next frame when it has room for one. A slow client therefore fills
-//! the recorder's buffer, which has a fixed size, and not the daemon's memory.
+//! The connection asks for the next frame when the connection has space for one. A slow client
+//! therefore fills the recorder's buffer, which has a fixed size, and not the daemon's memory.
 
 use std::convert::Infallible;
 use std::pin::Pin;

@@ -25,8 +25,8 @@ const FAILING_MAX: Duration = Duration::from_secs(5);
 
 /// The way in which the recovery reads the backing to compare it with the cache.
 pub(in crate::services) enum Source {
-    /// The backing itself, which no shard serves yet. The caller that opens the disk passes it, and
-    /// gets it back with [`own`](Source::own).
+    /// The backing itself, which no shard serves yet. The caller that opens the disk passes the
+    /// backing, and gets the backing back with [`own`](Source::own).
     Own(Backing),
     /// A backing that a shard serves and guests may change.
     Served(Served),

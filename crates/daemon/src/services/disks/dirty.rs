@@ -68,8 +68,9 @@ impl Dirty {
         self.recovered.summary
     }
 
-    /// Reads every dirty sector in disk order. Calls `take` with each dirty byte range of the sector
-    /// and its data, or the reason why flash lost it. Stops at the first error of `take`.
+    /// Reads every dirty sector in disk order. Calls `take` with each dirty byte range of the
+    /// sector and its data, or the reason why flash lost the data. Stops at the first error of
+    /// `take`.
     pub(in crate::services) fn each<E>(
         &mut self,
         mut take: impl FnMut(Range<u64>, Result<&[u8], SectorLost>) -> Result<(), E>,

@@ -124,7 +124,7 @@ impl Disks {
         Ok(RecoveringCache { reading, served: Served { info, reader, shard, id } })
     }
 
-    /// Waits for the recovered cache of a served disk, and gives it to the disk.
+    /// Waits for the recovery of a served disk's cache, and then puts the cache into service.
     pub(in crate::services) async fn await_cache(
         &self,
         name: &str,

@@ -33,8 +33,8 @@ impl RecoveryMemory {
         self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves the memory of a cache until its recovery ends. Returns an error if the memory of the
-    /// host is too small for this recovery beside the other ones.
+    /// Reserves the memory of a cache until its recovery ends. Returns an error if the memory of
+    /// the host is too small for this recovery in addition to the other recoveries in progress.
     pub(super) fn reserve(
         self: &Arc<RecoveryMemory>,
         host: HostMemory,
@@ -64,7 +64,7 @@ impl RecoveryMemory {
     }
 }
 
-/// The reserved memory of one recovery. Dropping it ends the reservation.
+/// The reserved memory of one recovery. Dropping this value ends the reservation.
 #[derive(Debug)]
 pub(super) struct Reservation {
     of: Arc<RecoveryMemory>,

@@ -1,4 +1,4 @@
-//! Replicas of dirty data on a peer host: allocates a cache's segments for them, and records
+//! Replicas of dirty data on a peer host: allocates segments for these replicas, and records
 //! whether all dirty data has a replica (docs/decisions/0022).
 
 use hob_engine::command::{CacheChange, Copies, NewRing, Segment};
@@ -151,7 +151,8 @@ impl Pools {
 }
 
 impl DiskEntry {
-    /// Returns true if the cache should have a replica on a peer but has no space there.
+    /// Returns true if the cache should have a replica on a peer, and no flash of the peer is
+    /// allocated for the replica.
     pub(in crate::services) fn lacks_peer(&self) -> bool {
         let wants = self.cache().is_some_and(|spec| spec.copies == Copies::Peer && spec.journal.is_some());
         let is_there =

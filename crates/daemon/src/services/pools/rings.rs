@@ -96,7 +96,8 @@ impl Pools {
         }
     }
 
-    /// Adds missing second copies of journals in a pool, if there is now a device for them.
+    /// Adds missing second copies of journals in a pool, if the pool now has a device for these
+    /// copies.
     pub(in crate::services) async fn mirror_again(&self, pool: &str) {
         let lacking: Vec<String> = {
             let inner = self.registry.inner();

@@ -61,7 +61,8 @@ impl Stalls {
         pause.is_warned.then_some(length)
     }
 
-    /// Records that the device answers again. Returns the end of the pause if it is to be logged.
+    /// Records that the device answers again. Returns the end of the pause if this end must be
+    /// logged.
     pub(super) fn end(&mut self, now: Instant) -> Option<PauseEnd> {
         let Pause { began, is_warned } = self.current.take()?;
         let length = now.duration_since(began);

@@ -109,8 +109,8 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) wait_max: std::time::Duration,
     /// Age from which a flash I/O in flight counts as a stall of its device.
     pub(in crate::services) flash_stall_max: std::time::Duration,
-    /// Reason why the daemon does not use the current hob.toml, but the last one that it accepted:
-    /// the current one was refused, or the last reload failed.
+    /// Reason why the daemon uses the last hob.toml that it accepted instead of the current file:
+    /// the daemon refused the current file, or the last reload failed.
     pub(in crate::services) config_refused: Option<String>,
     /// Changes of hob.toml that the last reload did not make.
     pub(in crate::services) config_pending: Vec<PendingChange>,
@@ -220,7 +220,7 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) size_bytes: u64,
     /// Datastore of the backing, determined when the disk was last opened.
     pub(in crate::services) datastore: Option<String>,
-    /// True if the disk's shard has a cache for it.
+    /// True if the disk has a cache on its shard.
     pub(in crate::services) has_cache: bool,
     /// The journal rings from which the cache of the served disk is being recovered; `None` if no
     /// recovery is in progress.

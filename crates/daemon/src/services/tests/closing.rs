@@ -17,7 +17,7 @@ fn with_journal<T>(bench: &Bench, f: impl FnOnce(&mut JournalSpec) -> T) -> T {
     f(spec.journal.as_mut().unwrap())
 }
 
-/// A `settle_seconds` that does not pass during a test unless the test waits.
+/// Value of `settle_seconds` in these tests. This time passes only if a test waits for it.
 const SETTLE: Duration = Duration::from_secs(300);
 
 /// Returns when other hosts may acquire the disk, if it is released now.

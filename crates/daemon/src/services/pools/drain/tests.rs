@@ -4,8 +4,8 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// Returns statistics. They say that destaging fails, if there is dirty data, there were errors,
-/// and `destaged` is zero.
+/// Returns statistics with these amounts. According to the statistics, destaging fails if there is
+/// dirty data, there were errors, and nothing was destaged.
 fn figures(dirty: u64, destaged: u64, errors: u64) -> DiskStats {
     let mut engine = hob_engine::Engine::new(hob_engine::Limits::default());
     let config = hob_engine::command::DiskConfig {
@@ -24,8 +24,8 @@ fn figures(dirty: u64, destaged: u64, errors: u64) -> DiskStats {
     stats
 }
 
-/// Returns a watch that has seen these statistics at intervals of a second, and the time of the
-/// last.
+/// Returns a watch that has seen these statistics, one each second, and the time of the last
+/// statistics.
 fn watch(seen: &[(u64, u64, u64)]) -> (Watch, Instant) {
     let mut watch = Watch::default();
     let mut now = Instant::now();
