@@ -78,7 +78,7 @@ pub(crate) struct Mount {
 /// The connection to the kernel's FUSE, for the shard that serves the mounted file.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// /dev/fuse.
+    /// Open descriptor of /dev/fuse.
     pub(crate) device: OwnedFd,
     /// Attributes of the mounted file that programs see.
     pub(crate) file: Attributes,

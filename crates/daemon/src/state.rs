@@ -385,7 +385,7 @@ pub(crate) enum StateError {
 /// The place where the state is stored.
 #[derive(Debug)]
 pub(crate) enum Store {
-    /// In memory only.
+    /// The state is only in memory and is lost when the daemon ends.
     Memory,
     /// In a directory, locked for this process.
     Directory { path: PathBuf, _lock: File },

@@ -44,9 +44,9 @@ pub(crate) struct DiskPlacement {
     pub(crate) block: u64,
     /// Number of NBD and vhost-user clients.
     pub(crate) users: u64,
-    /// Reads a second.
+    /// Reads of the disk per second, a moving average.
     pub(crate) reads: f64,
-    /// Requests a second.
+    /// Requests of the disk per second, a moving average.
     pub(crate) load: f64,
     /// Fraction of reads served from flash or memory since the disk was opened, 0 to 1.
     pub(crate) hits: f64,

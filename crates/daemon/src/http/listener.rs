@@ -66,7 +66,7 @@ pub(crate) enum ListenError {
     /// The system call failed.
     #[error("cannot listen on {endpoint}: {source}")]
     System {
-        /// The address.
+        /// The address at which the daemon cannot listen.
         endpoint: Endpoint,
         source: io::Error,
     },

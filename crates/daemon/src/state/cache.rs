@@ -35,7 +35,7 @@ pub(crate) struct CacheSpec {
     /// Admission rule.
     #[serde(default, with = "word")]
     pub(crate) admission: Admission,
-    /// How much a read miss fills.
+    /// How much data a read miss brings into the cache.
     #[serde(default, with = "word", skip_serializing_if = "is_default")]
     pub(crate) fill: Fill,
     /// When dirty data is written to the backing.

@@ -7,10 +7,10 @@
 //! that no request is in flight when the cache is changed.
 //!
 //! Requests inside the kernel (a file on a hung filesystem) or inside a library cannot be
-//! cancelled. If the disk has such requests, it is abandoned even if it is not removed: the disk
-//! goes offline, and hob opens it again after the last such request has ended. Until then hob does
-//! not reuse the disk's id, the disk's file stays locked, and the memory of those requests stays in
-//! use.
+//! cancelled. If the disk has such requests, hob abandons the disk even if the command does not
+//! remove it: the disk goes offline, and hob opens it again after the last such request has ended.
+//! Until then hob does not reuse the disk's id, the disk's file stays locked, and the memory of
+//! those requests stays in use.
 
 use std::time::Duration;
 

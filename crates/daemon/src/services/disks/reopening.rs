@@ -274,8 +274,8 @@ impl DiskEntry {
 }
 
 impl Inner {
-    /// Refuses to close a disk and open it again if the disk must stay open, or if the request
-    /// changes the access of a disk in a cluster, which is fixed.
+    /// Refuses to close a disk and open it again if the disk must stay open. In a cluster, also
+    /// refuses to change the disk's access.
     fn check_reopening(&self, name: &str, changes_access: bool, in_cluster: bool) -> Result<(), ApiError> {
         let disk = self.disk(name)?;
         let clones = self.clones_of(name);

@@ -70,7 +70,7 @@ struct Task {
     sender: mpsc::UnboundedSender<Input>,
     /// Two connections to the destination, because one may still be busy with an abandoned call.
     peers: [Arc<tokio::sync::Mutex<Peer>>; 2],
-    /// The call in progress.
+    /// The task of the call to the destination that is in progress.
     call: Option<JoinHandle<()>>,
     /// Kind of the call in progress.
     asked: Asked,

@@ -1,5 +1,5 @@
-//! The memory of caches: the limit on the size of an index; the limits on the size of a memory
-//! tier, and its allocation on the shards.
+//! Limits of the memory of caches: the size of an index, and the size of a memory tier. Also
+//! allocates memory tiers on the shards.
 
 use hob_control::Size;
 use hob_engine::command::{MEMORY_PAGE_BYTES_MAX, MemoryConfig};

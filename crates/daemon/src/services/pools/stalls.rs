@@ -42,7 +42,8 @@ pub(super) enum PauseEnd {
 
 impl Stalls {
     /// Records that a shard waits for the device, and has waited for `waited` already. Returns the
-    /// time after which to call [`overdue`](Self::overdue); `None` if the pause is known.
+    /// time after which to call [`overdue`](Self::overdue); `None` if another shard has already
+    /// reported this pause.
     pub(super) fn begin(&mut self, now: Instant, waited: Duration) -> Option<Duration> {
         if self.current.is_some() {
             return None;

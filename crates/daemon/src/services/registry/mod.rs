@@ -114,7 +114,7 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) config_refused: Option<String>,
     /// Changes of hob.toml that the last reload did not make.
     pub(in crate::services) config_pending: Vec<PendingChange>,
-    /// Next id of a flash device. Ids are not reused, because shards keep state per id.
+    /// Id that the next flash device gets. Ids are not reused, because shards keep state per id.
     pub(in crate::services) next_device: u16,
     /// True when all pools and disks of the state file are in the registry. Before that, nothing is
     /// saved, because a save would remove the missing ones from the state file.
@@ -165,7 +165,7 @@ pub(in crate::services) struct PoolEntry {
     pub(in crate::services) owners: Vec<(OwnerId, u64)>,
     /// Persistent caches that belong to no disk, as far as their journals were read.
     pub(in crate::services) orphans: BTreeMap<OwnerId, OrphanRecord>,
-    /// Orphans at the last regular check.
+    /// Owner ids of the orphans that the last regular check found.
     pub(in crate::services) orphans_before: Vec<OwnerId>,
     /// True if the pool was opened without a saved state, and not all of its devices were present
     /// since.

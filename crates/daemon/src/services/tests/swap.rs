@@ -18,7 +18,7 @@ use crate::swap::{Active, Area, FileId, Memory, Range, Spot, SwapError, SwapKern
 /// The simulated kernel's behaviour.
 #[derive(Debug, Default)]
 struct FakeKernel {
-    /// Active areas by their start.
+    /// Areas that are on, by the offset of their first byte on the device.
     on: Mutex<BTreeMap<u64, (Spot, Active)>>,
     used: Mutex<u64>,
     memory: Mutex<Memory>,

@@ -60,7 +60,7 @@ pub(super) struct PendingDrain {
 
 #[cfg(test)]
 impl PendingDrain {
-    /// Returns a drain that waits for this reason.
+    /// Creates the record of a drain that waits for the reason `why`.
     pub(super) fn waiting(why: &str) -> PendingDrain {
         PendingDrain { waits: Some(why.to_owned()), is_stopped: false }
     }
