@@ -42,7 +42,7 @@ pub(crate) struct DiskPlacement {
     pub(crate) cache: u64,
     /// Block size to which the miss-ratio curve applies, in bytes.
     pub(crate) block: u64,
-    /// Number of NBD and vhost-user clients.
+    /// Number of NBD and vhost-user clients of the disk.
     pub(crate) users: u64,
     /// Reads of the disk per second, a moving average.
     pub(crate) reads: f64,

@@ -58,7 +58,7 @@ impl EventBroadcaster {
         })
     }
 
-    /// Subscribes to later events. Collection begins with the first client.
+    /// Subscribes to later events. The collection of snapshots begins with the first client.
     fn listen(self: &Arc<Self>) -> watch::Receiver<Option<Bytes>> {
         let mut is_gathering = self.is_gathering.lock().unwrap_or_else(PoisonError::into_inner);
         let news = self.news.subscribe();

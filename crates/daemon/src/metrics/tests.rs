@@ -174,7 +174,7 @@ fn openmetrics_is_served_on_request() {
     }
 }
 
-/// Returns hob's metric names in a text.
+/// Returns the names of hob's metrics that a text contains.
 fn names_in(text: &str) -> BTreeSet<&str> {
     let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
     let words = text.split(|c: char| !is_part(c));

@@ -43,8 +43,9 @@ impl Pools {
         }
     }
 
-    /// Releases the segments on returned devices that caches in use had before. Returns false if a
-    /// cache is being changed or recovered, so that the caller must try again.
+    /// Releases outdated segments on returned devices: those that a cache had before its device was
+    /// missing, and no longer uses. Returns false if a cache is being changed or recovered, so that
+    /// the caller must try again.
     pub(in crate::services) async fn release_outdated(&self, pool: &str) -> bool {
         let (returned, disks) = {
             let inner = self.registry.inner();

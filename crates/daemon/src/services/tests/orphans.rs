@@ -153,7 +153,8 @@ fn the_state_names_a_cache_before_clients_of_a_new_disk_may_write_to_it() {
 }
 
 /// A guest may connect to the socket at once, and write to a cache that the next daemon must know.
-/// Each change of the saved state fails once, together with all later ones.
+/// The test adds a disk repeatedly. Each time, another write of the state file and all later writes
+/// fail.
 #[test]
 fn no_socket_of_a_new_disk_exists_before_the_state_names_its_cache() {
     const CHANGES_MAX: u32 = 40;
