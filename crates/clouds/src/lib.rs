@@ -24,7 +24,7 @@ const RETRIES_MAX: usize = 2;
 /// Longest pause before the object store library repeats a failed request.
 const BACKOFF_MAX: Duration = Duration::from_millis(200);
 
-/// Enables addresses of cloud providers in this process.
+/// Makes this process accept the addresses `s3://`, `gs://` and `az://` as backings.
 pub fn install() {
     // The object store library uses the process-wide TLS crypto provider. All other code names the
     // same provider explicitly.

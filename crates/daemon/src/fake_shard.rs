@@ -51,8 +51,7 @@ struct State {
     holds_recovered: bool,
     held: Vec<ShardCall>,
     writes_crash_logs: bool,
-    /// Caches for which the shard has created crash logs. Dropping this value removes the crash
-    /// logs.
+    /// Caches that may have crash logs. Dropping this value removes the crash logs.
     crash_logs: BTreeSet<[u8; 16]>,
     backings_fail: bool,
     /// The flash device that refuses all writes.
@@ -161,8 +160,8 @@ impl FakeShard {
         self.state.lock().unwrap().refuses_devices = refuses;
     }
 
-    /// Makes the shard keep disks and persistent caches that are to be removed, as if their journals
-    /// could not be written.
+    /// Makes the shard keep disks and persistent caches that are to be removed, as if their
+    /// journals could not be written.
     pub(crate) fn set_keeps_disks(&self, keeps: bool) {
         self.state.lock().unwrap().keeps_disks = keeps;
     }
@@ -207,8 +206,8 @@ impl FakeShard {
         std::mem::take(&mut self.state.lock().unwrap().changes)
     }
 
-    /// Returns the parents whose files were reported to be unchanged since the last call, each with the
-    /// number of the check.
+    /// Returns the parents whose files were reported to be unchanged since the last call, each with
+    /// the number of the check.
     pub(crate) fn take_checked_parents(&self) -> Vec<(DiskId, u64)> {
         std::mem::take(&mut self.state.lock().unwrap().checked_parents)
     }

@@ -29,7 +29,8 @@ const KIND: &str = "fuse.hob";
 /// Maximum number of stale mounts on one path.
 const STALE_MAX: usize = 64;
 
-/// Why a file cannot be mounted or unmounted, by the caller's reaction.
+/// Why a file cannot be mounted or unmounted. Each variant requires a different reaction of the
+/// caller.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MountError {
     /// The path is unsuitable for a disk's file.

@@ -2,7 +2,7 @@
 //!
 //! hob reports to systemd when its start is complete and when its shutdown begins, and sends a
 //! status line. Four times in each period of `WATCHDOG_USEC`, hob reports that every shard answers.
-//! Without these environment variables, hob reports nothing. Errors are ignored.
+//! Without `NOTIFY_SOCKET`, hob reports nothing. Errors are ignored.
 
 use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;

@@ -234,7 +234,8 @@ pub(crate) struct DiskState {
     /// Present if the disk is a clone that shares its parent's blocks with other clones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) share_parent: Option<ShareSpec>,
-    /// True if hob created the disk as the parent of clones, and removes it with the last clone.
+    /// True if hob created the disk to serve the parent of clones. hob removes the disk with the
+    /// last clone.
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) for_clones: bool,
     /// Dirty bitmaps of the disk; their content is in separate files.

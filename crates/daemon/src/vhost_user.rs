@@ -128,8 +128,8 @@ impl Gateway {
         opening.await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// Opens a vhost-user socket. Waits for the filesystem for at most [`ANSWER_MAX`], so do not call
-    /// it on the control thread.
+    /// Opens a vhost-user socket. Waits for the filesystem for at most [`ANSWER_MAX`], so do not
+    /// call it on the control thread.
     pub(crate) fn open(place: &SocketPlace, exported: ExportedDisk, failing: Failing) -> io::Result<Gateway> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let capacity = Capacity::new(exported.info.size_bytes);

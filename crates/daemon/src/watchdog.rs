@@ -171,7 +171,7 @@ mod tests {
         });
     }
 
-    /// Lets the shard take its calls.
+    /// Lets the shard's task run, so that it handles its calls.
     async fn pass() {
         for _ in 0..10 {
             tokio::task::yield_now().await;

@@ -121,7 +121,7 @@ impl Cluster {
         self.attempt(membership, place, disk, wish, false).settle().await
     }
 
-    /// Acquires a disk that this host serves already once more, under the host's current lease.
+    /// Acquires again a disk that this host already serves, under the host's current lease.
     pub(crate) async fn take_again(
         &self,
         disk: &str,

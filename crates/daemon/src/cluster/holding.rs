@@ -10,8 +10,8 @@ use super::{Cluster, DiskMembership, GOES, Taken};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Release {
     AtOnce,
-    /// After `settle_seconds`, as if this host had failed, because the disk's backing may still execute
-    /// requests of this host.
+    /// After `settle_seconds`, as if this host had failed, because the disk's backing may still
+    /// execute requests of this host.
     AfterSettling,
 }
 
@@ -94,8 +94,8 @@ impl Cluster {
     }
 
     /// Releases a disk of which this host keeps no data. This host, or an earlier hob process on
-    /// this host, may have the ownership lock of the disk. This host may also be only the last
-    /// recorded owner.
+    /// this host, may have the ownership lock of the disk. Or the ownership record may only name
+    /// this host as the last owner.
     pub(crate) async fn give_up(
         &self,
         disk: &str,

@@ -38,7 +38,8 @@ const BLOCK_DEVICES: &str = "/sys/block";
 /// Largest block size of a device: a page.
 const BLOCK_BYTES_MAX: u32 = 4096;
 
-/// Why a device cannot be created, changed or removed, by the caller's reaction.
+/// Why a device cannot be created, changed or removed. Each variant requires a different reaction
+/// of the caller.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DeviceError {
     /// The kernel has no NBD driver.

@@ -278,8 +278,8 @@ fn canonical(path: &Path) -> PathBuf {
     found
 }
 
-/// Checks that each path of a socket, a disk's file and a device is used once, and that no disk's file
-/// covers a backing.
+/// Checks that each path of a socket, a disk's file and a device is used once, and that no disk's
+/// file covers a backing.
 fn check_twice(uses: &[PathUse], facts: &[Option<PathFacts>], found: &mut Findings<'_>) {
     let mut seen: BTreeMap<PathBuf, &PathUse> = BTreeMap::new();
     let place = |index: usize| {

@@ -37,7 +37,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// without releasing the remaining disks.
 const END_MAX: Duration = Duration::from_secs(2);
 
-/// Number of checks between two searches for disks without dirty data.
+/// Number of checks, one each [`LOOK_EVERY`], between two searches for disks that have no dirty
+/// data any more.
 const TIDY_LOOKS: u32 = 5;
 
 /// Number of checks between two reads of all orders to move disks. This number applies while etcd

@@ -445,8 +445,8 @@ fn left_by_shard(name: &str) -> ApiError {
 }
 
 impl DiskEntry {
-    /// Records that the backing of the disk, which is closed now, may still execute requests of this
-    /// host.
+    /// Records that the backing of the disk, which is closed now, may still execute requests of
+    /// this host.
     pub(in crate::services) fn note_unanswered(&mut self) {
         self.unanswered_since = Some(Instant::now());
     }

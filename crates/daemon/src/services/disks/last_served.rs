@@ -120,7 +120,8 @@ impl ServedDisk {
     }
 }
 
-/// The file that records when hob last served each disk. hob reads the file before its first use.
+/// The file that records when hob last served each disk. hob reads the file when the record is
+/// first used.
 #[derive(Debug, Default)]
 pub(super) struct Record {
     recorded: Mutex<Recorded>,

@@ -56,7 +56,8 @@ struct AddedDisk<'a> {
 /// Maximum length of a backing specification, in bytes.
 pub(in crate::services) const BACKING_CHARS_MAX: usize = 4096;
 
-/// Returns the error for a backing specification that is empty or longer than [`BACKING_CHARS_MAX`].
+/// Returns the error for a backing specification that is empty or longer than
+/// [`BACKING_CHARS_MAX`].
 pub(in crate::services) fn no_backing(backing: &str) -> ApiError {
     match backing.len() {
         0 => ApiError::invalid("a disk needs a backing: a path or an nbd:// URI"),
@@ -261,8 +262,8 @@ impl Disks {
         Ok(busy.map(|_| self.registry.guard_new_disk(&name)))
     }
 
-    /// Converts the error of opening a disk's backing. If another disk of this daemon has the backing
-    /// open, the error names that disk instead of "another process".
+    /// Converts the error of opening a disk's backing. If another disk of this daemon has the
+    /// backing open, the error names that disk instead of "another process".
     async fn name_holder(&self, name: &str, error: &OpenError) -> ApiError {
         let (OpenError::InUse { path } | OpenError::InUseByQemu { path, .. }) = error else {
             return open_error(error);

@@ -1,6 +1,6 @@
 //! The memory of recoveries. At the start, hob recovers all persistent caches at the same time, and
-//! each recovery takes its memory only little by little. So a recovery reserves its memory before it
-//! begins.
+//! each recovery takes its memory only little by little. So a recovery reserves its memory before
+//! it begins.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

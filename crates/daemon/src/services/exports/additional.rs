@@ -1,6 +1,6 @@
-//! The exports of a disk: its own export, and additional exports with fewer rights or without
-//! effect on the cache. NBD clients select an export by name. An export can also be a file and a
-//! vhost-user socket.
+//! The exports of a disk: its own export, and additional exports, which can have fewer rights or
+//! leave the cache's content unchanged. NBD clients select an export by name. An export can also be
+//! a file and a vhost-user socket.
 
 use hob_control::{Export as ExportSpec, check_name};
 use hob_engine::io::Promote;

@@ -16,8 +16,8 @@ use super::Observe;
 /// Interval between two checks of the filesystem's free space.
 pub(in crate::services) const SPACE_EVERY: Duration = Duration::from_secs(10);
 
-/// Free space below which a filesystem may be nearly full, bytes. A state with the maximum number of
-/// disks, 4,096 with about 2 KiB each, and its spare file take 16 MiB.
+/// Free space below which a filesystem may be nearly full, bytes. A state with the maximum number
+/// of disks, 4,096 with about 2 KiB each, and its spare file take 16 MiB.
 const FREE_BYTES_MIN: u64 = 16 << 20;
 
 /// A filesystem may be nearly full if its free space is less than its size divided by this number.

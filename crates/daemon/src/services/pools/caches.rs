@@ -1,5 +1,5 @@
-//! Commands that change caches: each changes the configuration in the disk's entry, then adjusts
-//! the shard's cache.
+//! Commands that change caches: each command changes the configuration in the disk's entry, and
+//! then adjusts the cache on the disk's shard.
 //!
 //! hob saves the state that it needs after a crash in this order. It saves that a cache is
 //! persistent before it writes the cache's journal. It saves the mode write-back before the cache

@@ -146,7 +146,8 @@ impl Pools {
     }
 }
 
-/// Returns the refusal of a command while another change of the disk waits for flash.
+/// Returns the error for a command that hob refuses because another change of the disk waits for
+/// flash.
 fn waits_for_flash(name: &str, busy: &str, flash: &str) -> ApiError {
     conflict!("{name} is being {busy}, and its flash device {flash} does not answer").hint(
         "repeat the command when the device answers or fails; disconnect a device that never answers \

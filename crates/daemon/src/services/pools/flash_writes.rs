@@ -103,8 +103,8 @@ struct KeptPool {
     at_ns: u64,
     /// UUID of the pool, so that a new pool with the same name starts with an empty account.
     uuid: Option<String>,
-    /// Two numbers of bytes: the part of the budget that later writes may still use, and the loan,
-    /// which is the part of past writes that later budget must repay. Absent without a budget.
+    /// Saved budget in bytes, negative for a debt, and loan in bytes: past writes that later budget
+    /// must still repay. Absent without a budget.
     budget: Option<(i64, u64)>,
     /// History of flash writes: start and step in nanoseconds, and the bytes of each step.
     history: (u64, u64, Vec<u64>),

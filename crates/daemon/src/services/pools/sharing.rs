@@ -202,8 +202,8 @@ impl Pools {
         Ok(())
     }
 
-    /// Returns the shared caches of a pool whose sizes can be chosen, and updates the curves and the
-    /// costs of a miss of their disks.
+    /// Returns the shared caches of a pool whose sizes can be chosen, and updates the curves and
+    /// the costs of a miss of their disks.
     async fn participants(
         &self,
         pool: &str,
@@ -470,8 +470,8 @@ impl Inner {
 }
 
 impl DiskEntry {
-    /// Returns the number of data segments of the disk's cache. A cache that is not recovered yet has
-    /// at most its configured size.
+    /// Returns the number of data segments of the disk's cache. A cache that is not recovered yet
+    /// has at most its configured size.
     fn data_segments(&self, segment_bytes: u64) -> u64 {
         let is_used = |journal: &JournalSpec| journal.ring > 0 && !journal.ended;
         let spec = self.cache().filter(|spec| spec.journal.as_ref().is_some_and(is_used));

@@ -1,8 +1,8 @@
 //! Decides which pauses of flash devices are logged, and which are only counted.
 //!
 //! hob logs a pause once, when it ends and its length is known: at most one warning per hour and
-//! device. Only a pause of [`LONG`] or more is logged earlier, and its end is logged too. The metric
-//! `hob_device_stalls` counts every pause.
+//! device. Only a pause of [`LONG`] or more is logged earlier, and its end is logged too. The
+//! metric `hob_device_stalls` counts every pause.
 
 use std::time::Duration;
 
@@ -42,8 +42,8 @@ pub(super) enum PauseEnd {
 
 impl Stalls {
     /// Records that a shard waits for the device, and has waited for `waited` already. Returns the
-    /// time after which to call [`overdue`](Self::overdue); `None` if another shard has already
-    /// reported this pause.
+    /// time after which to call [`overdue`](Self::overdue); `None` if this pause was already
+    /// recorded.
     pub(super) fn begin(&mut self, now: Instant, waited: Duration) -> Option<Duration> {
         if self.current.is_some() {
             return None;

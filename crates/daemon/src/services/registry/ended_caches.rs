@@ -88,8 +88,8 @@ impl Inner {
         self.ended.note(&all, saved);
     }
 
-    /// Returns the owner ids of all configured and all ended caches. Every other persistent cache in
-    /// a pool is an orphan.
+    /// Returns the owner ids of all configured and all ended caches. Every other persistent cache
+    /// in a pool is an orphan.
     pub(in crate::services) fn settled_owners(&self) -> Vec<OwnerId> {
         let ended = self.ended.ended.iter().map(|(owner, _)| *owner);
         self.known_owners().into_iter().chain(ended).collect()

@@ -158,8 +158,8 @@ pub(in crate::services) struct PoolEntry {
     pub(in crate::services) devices: Vec<DeviceEntry>,
     /// Number of device ids that the pool has given out, as far as known.
     pub(in crate::services) device_ids: u16,
-    /// Devices, by pool id, that were missing and are back, while they may have outdated segments of
-    /// caches in use.
+    /// Devices, by pool id, that were missing and are back, while they may have outdated segments
+    /// of caches in use.
     pub(in crate::services) returned: Vec<DeviceId>,
     /// Owners of persistent caches in the pool with their number of segments, as looked up last.
     pub(in crate::services) owners: Vec<(OwnerId, u64)>,
@@ -241,8 +241,8 @@ pub(in crate::services) struct DiskEntry {
     /// True while the replica's segments are being released. Meanwhile the replica is not added to
     /// the ownership record in etcd.
     pub(in crate::services) leaves_peer: bool,
-    /// The segments that should still move after the last attempt to balance the cache over devices,
-    /// and the time of that attempt. Only set if the attempt changed nothing.
+    /// The segments that should still move after the last attempt to balance the cache over
+    /// devices, and the time of that attempt. Only set if the attempt changed nothing.
     pub(in crate::services) vain_spread: Option<(pools::Surplus, tokio::time::Instant)>,
     /// True if the disk's ownership record may name the replica.
     pub(in crate::services) copy_said: bool,

@@ -120,8 +120,8 @@ fn an_upgrade_is_refused_with_the_reason_while_a_backing_does_not_answer() {
     });
 }
 
-/// A stop does not wait until dirty data is on a backing that does not answer: the data stays in the
-/// cache, and no guest gets an error.
+/// A stop does not wait until dirty data is on a backing that does not answer: the data stays in
+/// the cache, and no guest gets an error.
 #[test]
 fn a_stop_waits_only_seconds_for_a_backing_that_does_not_answer() {
     run(async |bench| {

@@ -177,7 +177,8 @@ fn ring_number(bench: &Bench) -> u32 {
     bench.services.registry.inner().disks["vm"].wanted.cache.as_ref().unwrap().journal.unwrap().ring
 }
 
-/// A copy of a journal is lost, also while its cache is not in service yet: the journal is replaced.
+/// A copy of a journal is lost, also while its cache is not in service yet: the journal is
+/// replaced.
 #[test]
 fn a_journal_that_lost_a_copy_is_replaced() {
     run(async |bench| {

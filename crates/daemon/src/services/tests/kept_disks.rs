@@ -87,8 +87,8 @@ fn a_disk_whose_end_of_the_cache_cannot_be_saved_stays_in_use_with_its_dirty_dat
     });
 }
 
-/// If hob stops before the shard removes the disk, the lost journal still describes the discarded data
-/// as dirty.
+/// If hob stops before the shard removes the disk, the lost journal still describes the discarded
+/// data as dirty.
 #[test]
 fn a_discard_with_a_lost_journal_is_saved_although_the_shard_keeps_the_disk() {
     run(async |bench| {

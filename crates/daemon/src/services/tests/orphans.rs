@@ -242,7 +242,8 @@ fn a_missing_device_may_have_the_dirty_data_of_an_orphan() {
     });
 }
 
-/// A device that is missing when hob starts without a saved state may have the whole cache of a disk.
+/// A device that is missing when hob starts without a saved state may have the whole cache of a
+/// disk.
 #[test]
 fn a_new_disk_waits_for_devices_that_the_new_state_has_never_seen() {
     run(async |bench| {
