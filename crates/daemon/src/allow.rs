@@ -99,7 +99,7 @@ pub enum ClientMatchError {
     )]
     Unknown(String),
     /// The text has set bits after the prefix of the network.
-    #[error("'{text}' has bits set behind its prefix; did you mean {base}/{prefix_bits}?")]
+    #[error("'{text}' has bits set after its prefix; did you mean {base}/{prefix_bits}?")]
     HostBits {
         /// The text in the configuration.
         text: String,

@@ -115,7 +115,7 @@ impl ListeningSockets {
     /// Closes inherited sockets that this configuration does not use.
     pub(crate) fn close_unused(&self) {
         for name in self.table().inherited.keys() {
-            tracing::info!("{name}: closed, because the configuration no longer lists it");
+            tracing::info!("{name}: this socket is closed, because the configuration no longer lists it");
         }
         self.close_inherited();
     }

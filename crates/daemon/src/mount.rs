@@ -300,7 +300,7 @@ fn connect(path: &Path, name: &str, read_only: bool) -> Result<OwnedFd, MountErr
         Err(Errno::PERM | Errno::ACCESS) => Err(MountError::System {
             doing: "mount",
             path: path.to_owned(),
-            what: "hob needs the capability CAP_SYS_ADMIN for that: run it as root".to_owned(),
+            what: "hob needs the capability CAP_SYS_ADMIN to mount files: run hob as root".to_owned(),
         }),
         Err(Errno::NODEV) => Err(MountError::System {
             doing: "mount",

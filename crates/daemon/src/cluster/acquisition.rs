@@ -302,7 +302,7 @@ fn settling(member: Option<&Member>, settle_seconds: u64) -> TakeError {
     TakeError::OtherOwner {
         why: format!(
             "{host} owned the disk and vanished; this host acquires the disk {settle_seconds} s \
-            after it detected this"
+            after it noticed that {host} had vanished"
         ),
         hint: "wait".to_owned(),
         how: OtherOwner::Settling,
@@ -324,7 +324,7 @@ fn elsewhere(disk: &str, member: Option<&Member>) -> TakeError {
 fn refused(disk: &str, why: &Why) -> TakeError {
     match why {
         Why::Held(by, generation) => TakeError::OtherOwner {
-            why: format!("{} has it (generation {generation})", by.name),
+            why: format!("{} has the disk (generation {generation})", by.name),
             hint: "this host acquires the disk by itself when that host releases it or vanishes".to_owned(),
             how: OtherOwner::Served,
         },

@@ -48,7 +48,7 @@ pub(crate) enum DeviceError {
     )]
     NoDriver,
     /// hob lacks a capability that the operation needs.
-    #[error("hob needs the capability CAP_SYS_ADMIN for block devices: run it as root")]
+    #[error("hob needs the capability CAP_SYS_ADMIN for block devices: run hob as root")]
     NotPermitted,
     /// Programs use the device, or another daemon serves it.
     #[error("{} is in use: {what}", path.display())]
@@ -102,7 +102,7 @@ pub(crate) fn connect(device: &HostDevice) -> Result<Option<OwnedFd>, DeviceErro
         return Err(DeviceError::System {
             doing: format!("create a block device for {}", device.name),
             what: format!(
-                "its backing has blocks of {block_bytes} bytes, and Linux supports {BLOCK_BYTES_MAX}"
+                "its backing has blocks of {block_bytes} bytes, and Linux supports at most {BLOCK_BYTES_MAX}"
             ),
         });
     }

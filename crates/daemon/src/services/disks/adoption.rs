@@ -93,7 +93,7 @@ impl Disks {
                     "the backing of {name} was never reached, so it is unknown whether the cache {owner} \
                      belongs to it"
                 )
-                .hint("make the backing available first; 'hob disk show' tells why the disk is offline"));
+                .hint("make the backing available first; 'hob disk show' shows why the disk is offline"));
             };
             if !content.is_of(&measure.info) {
                 return Err(conflict!(
@@ -274,7 +274,7 @@ impl Inner {
             }
         }
         Err(not_found!("no pool has a cache {owner} that belongs to no disk")
-            .hint("'hob pool show POOL' lists caches of no disk"))
+            .hint("'hob pool show POOL' lists the caches that belong to no disk"))
     }
 
     /// Returns the settings of a disk's cache after the disk has adopted an orphan. The mode is

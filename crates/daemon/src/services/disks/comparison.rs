@@ -154,14 +154,15 @@ pub(super) async fn compare(
         _ if foreign.is_some() => format!("{} meanwhile", foreign.unwrap_or_default()),
         _ if acceptable.is_some() => acceptable.map(LaterChange::reason).unwrap_or_default(),
         (_, Same::Grown, Changed::Yes) => {
-            "its backing has grown while hob did not serve it, and may have been changed otherwise".to_owned()
+            "its backing has grown while hob did not serve it, and may have been changed in other ways"
+                .to_owned()
         }
         (false, Same::No, _) => format!(
             "its backing has {} bytes and had {} when the cache was in use",
             info.size_bytes, summary.disk_bytes
         ),
         (_, Same::No, _) => {
-            format!("its backing is another one than before: it is now {}", info.identity_text)
+            format!("its backing is not the same as before: it is now {}", info.identity_text)
         }
         (_, _, Changed::Yes) => "its backing was changed while hob did not serve it".to_owned(),
         _ => "its backing does not match the cached data".to_owned(),

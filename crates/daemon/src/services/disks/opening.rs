@@ -91,7 +91,9 @@ impl Disks {
             );
         }
         if let Err(why) = cluster.give_up(name, known, release).await {
-            tracing::warn!("disk {name}: its lease could not be released: {why}; it expires by itself");
+            tracing::warn!(
+                "disk {name}: cannot release it in the cluster: {why}; its ownership lock ends with the lease of this host"
+            );
         }
     }
 

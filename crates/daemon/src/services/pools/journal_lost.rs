@@ -246,7 +246,8 @@ impl Pools {
         }
         self.refresh_owners(&pool).await;
         if let Err(error) = self.fit_cache(name, AllocationRule::AsFarAsPossible).await {
-            let reason = format!("its journal could not be written, nor a new cache be made: {error}");
+            let reason =
+                format!("its journal could not be written, and a new cache could not be created: {error}");
             tracing::error!("disk {name}: it continues without a cache: {reason}");
             self.registry.inner().disk_mut(name)?.cache_reason = Some(reason);
         }

@@ -116,7 +116,7 @@ impl Pools {
                 ),
                 Ok((None, _)) => tracing::warn!(
                     "pool {pool}: the device that is back has newer segments of the cache of {name} than \
-                     hob's state knows; they stay"
+                     hob's state knows; these segments stay allocated"
                 ),
                 Err(error) => {
                     tracing::warn!("pool {pool}: {error}");

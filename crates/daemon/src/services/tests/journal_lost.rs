@@ -80,7 +80,7 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
         assert_ne!(journal_owner(&bench), owner);
         let cache = bench.services.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!(cache.state, CacheState::None);
-        assert!(cache.reason.unwrap().contains("nor a new cache be made"));
+        assert!(cache.reason.unwrap().contains("a new cache could not be created"));
         // With a working device, the disk has its cache again.
         let size = hob_storage::pool::device_bytes_for(8 * MIB, SEGMENT);
         let add = DeviceAdd { path: bench.path("b"), size: Some(Size(size)), peer: None, force: false };
