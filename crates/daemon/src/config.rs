@@ -112,8 +112,8 @@ pub struct Config {
     /// The text that was read.
     #[serde(skip)]
     text: String,
-    /// Reason why the daemon does not use the current hob.toml; set if this is the last
-    /// configuration that the daemon accepted.
+    /// Reason why the daemon does not use the current hob.toml; set if this `Config` is the last
+    /// one that the daemon accepted.
     #[serde(skip)]
     refused: Option<String>,
 }

@@ -94,7 +94,7 @@ impl Cluster {
     }
 
     /// Releases a disk of which this host keeps no data. This host, or an earlier hob process on
-    /// this host, may have the ownership lock of the disk. Or the ownership record may only name
+    /// this host, may have the ownership lock of the disk. Otherwise, the ownership record may name
     /// this host as the last owner.
     pub(crate) async fn give_up(
         &self,

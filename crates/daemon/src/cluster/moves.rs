@@ -95,8 +95,8 @@ impl Cluster {
     }
 
     /// Writes an order under this host's lease, if the disk's order in etcd still has the revision
-    /// `known`; with `None`, if the disk has no order. Returns the new revision, or `None` if the
-    /// order was not written.
+    /// `known`. If `known` is `None`, the disk must have no order. Returns the new revision, or
+    /// `None` if the order was not written.
     pub(crate) async fn put_order(
         &self,
         disk: &str,

@@ -26,8 +26,8 @@ const RECORD_EVERY: Duration = Duration::from_secs(2);
 /// Maximum time that hob waits for the modification times of the backings' files.
 const TIMES_MAX: Duration = Duration::from_secs(5);
 
-/// A change of a backing later than hob's last record plus this time was made by another program,
-/// nanoseconds. A power cut loses the records of the last half minute, and a busy host delays
+/// A change of a backing later than hob's last record plus this time, in nanoseconds, was made by
+/// another program. A power cut loses the records of the last half minute, and a busy host delays
 /// records.
 const MARGIN_NS: u64 = 120_000_000_000;
 

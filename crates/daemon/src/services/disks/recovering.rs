@@ -180,8 +180,8 @@ impl Disks {
         Ok(notes)
     }
 
-    /// Executes the waiting writes of a disk before its cache is recovered. First invalidates the
-    /// old journal rings on flash, so that the cache is empty after a crash.
+    /// Lets the shard execute the waiting writes of a disk before the disk's cache is recovered.
+    /// First invalidates the old journal rings on flash, so that the cache is empty after a crash.
     pub(in crate::services) async fn let_changes_pass(&self, id: DiskId) {
         let (name, spec, rings, flash, size_bytes, shard) = {
             let inner = self.registry.inner();
