@@ -149,8 +149,8 @@ impl Inner {
                  of this disk. Was hob's state directory lost or replaced?"
             )
             .hint(format!(
-                "connect each device with 'hob pool add-device {pool} PATH', or give it up with 'hob pool \
-                 remove-device {pool} {}'",
+                "connect each device with 'hob pool add-device {pool} PATH', or remove it from the \
+                 pool with 'hob pool remove-device {pool} {}'",
                 devices.split(", ").next().unwrap_or_default()
             )));
         }
@@ -159,7 +159,8 @@ impl Inner {
                  device may have dirty data of this disk"
             )
             .hint(format!(
-                "connect the device again, or give it up with 'hob pool remove-device {pool} DEVICE'"
+                "connect the device again, or remove it from the pool with 'hob pool \
+                 remove-device {pool} DEVICE'"
             )));
         }
         let Some((why, pool, owner)) = self.blocking_orphan(&self.disk(name)?.wanted, info) else {

@@ -653,8 +653,8 @@ fn refused_without_devices(pool: &str, missing: &[String]) -> ApiError {
     let why = format!("its cache cannot be read: no device of pool {pool} is there");
     let (devices, first) = (missing.join(", "), missing.first().map_or("PATH", String::as_str));
     ApiError::conflict(why).hint(format!(
-        "restore {devices}, which hob looks for every few seconds, or give up a device with its dirty data with \
-         'hob pool remove-device {pool} {first} --yes'"
+        "restore {devices}, which hob looks for every few seconds, or remove a device and lose its \
+         dirty data with 'hob pool remove-device {pool} {first} --yes'"
     ))
 }
 

@@ -91,7 +91,7 @@ fn why_a_drain_does_not_get_on_is_said() {
     assert_eq!(dirty.eta_seconds, None);
     let (stuck, now) = watch(&[(MIB, 0, 0); 8]);
     assert!(stuck.view(true, now).why.unwrap().contains("completed no write for 7 s"));
-    assert_eq!(stuck.view(false, now).why, None, "nobody waits for it");
+    assert_eq!(stuck.view(false, now).why, None, "no drain runs");
     let (mended, now) = watch(&[(2 * MIB, 0, 0), (2 * MIB, 0, 3), (MIB, MIB, 3)]);
     assert_eq!(mended.view(true, now).why, None);
 }
