@@ -1,7 +1,8 @@
 //! The exports of online disks for NBD clients, and the vhost-user sockets.
 //!
 //! Each disk has an export with its own name, and may have others. The services change the table of
-//! exports, and listeners read the table. The lock is held only for a look-up.
+//! exports, and listeners read the table. The lock of the table is held only while one call reads
+//! or changes the table.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

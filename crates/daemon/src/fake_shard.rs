@@ -181,7 +181,8 @@ impl FakeShard {
         self.state.lock().unwrap().refuses_qos = refuses;
     }
 
-    /// Returns how long requests of a disk wait for its backing, as the daemon set it last.
+    /// Returns the maximum time that a disk's requests wait for the backing, as the daemon set it
+    /// last.
     pub(crate) fn wait_max(&self, disk: DiskId) -> Option<Duration> {
         self.state.lock().unwrap().waits.get(&disk).copied()
     }

@@ -128,7 +128,7 @@ impl Cluster {
 
     /// Records that this host's flash has no dirty data of the disk, if `is_so` returns true. Code
     /// that is about to make data dirty first makes `is_so` return false, and then calls
-    /// [`Cluster::mark`]. So the record of `mark` is the later one.
+    /// [`Cluster::mark`]. So the record that `mark` writes is the later of the two.
     pub(crate) async fn unmark(&self, disk: &str, is_so: impl Fn() -> bool) -> Result<(), String> {
         self.say_dirty(disk, false, is_so).await
     }

@@ -22,7 +22,7 @@ const HEAD_BYTES: usize = 24;
 /// Maximum length of the table in bytes.
 const TABLE_BYTES_MAX: usize = 64 << 20;
 
-/// Maximum number of entries of each kind.
+/// Maximum number of entries of each kind in the table.
 const ENTRIES_MAX: usize = 65_536;
 
 /// Maximum number of unprocessed bytes per client.

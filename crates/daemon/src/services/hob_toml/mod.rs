@@ -500,8 +500,7 @@ impl HobToml {
     }
 }
 
-/// Returns the effect of an action that was taken, without the condition under which the change
-/// would have failed.
+/// Returns the text of an action without its condition: the part from ", unless" on.
 fn effect_of(action: &str) -> &str {
     action.split_once(", unless ").map_or(action, |(effect, _)| effect)
 }
