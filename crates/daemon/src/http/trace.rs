@@ -14,7 +14,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::services::Recording;
 
-/// Interval between two frames, as long as one frame has room for all records.
+/// Interval between two frames. After a full frame, the next frame follows at once.
 const FRAME_EVERY: Duration = Duration::from_millis(50);
 
 /// The response body of a recording; see the module.

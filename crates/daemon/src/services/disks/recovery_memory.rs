@@ -16,7 +16,7 @@ pub(super) struct RecoveryMemory {
     reserved: Mutex<Reserved>,
 }
 
-/// Sums over the recoveries in progress, in bytes.
+/// Number of recoveries in progress, and their memory in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reserved {
     /// Number of recoveries in progress.

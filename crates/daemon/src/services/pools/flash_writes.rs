@@ -34,7 +34,7 @@ use crate::state::create_private;
 pub(in crate::services) const COUNT_EVERY: Duration = Duration::from_nanos(ROUND_NS);
 
 /// Time between two writes of the file with the accounts. A crash loses the counts since the last
-/// write of the file, at most those of this time.
+/// write of the file, at most the counts of one such interval.
 const KEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// Name of the file with the accounts, in the state directory.
