@@ -92,7 +92,8 @@ impl Disks {
         }
         if let Err(why) = cluster.give_up(name, known, release).await {
             tracing::warn!(
-                "disk {name}: cannot release it in the cluster: {why}; its ownership lock ends with the lease of this host"
+                "disk {name}: cannot release it in the cluster: {why}; its ownership lock ends with the \
+                 lease of this host"
             );
         }
     }

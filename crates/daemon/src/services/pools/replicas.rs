@@ -24,7 +24,8 @@ impl Pools {
             let entry = inner.pool(&spec.pool)?;
             if !entry.has_peer() {
                 return Ok(vec![format!(
-                    "pool {} has no working remote flash now: writes go to the backing until the pool has one",
+                    "pool {} has no working remote flash now: writes go to the backing until the \
+                     pool has one",
                     spec.pool
                 )]);
             }
