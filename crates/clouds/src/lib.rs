@@ -16,17 +16,18 @@ use object_store::{BackoffConfig, ObjectStore, RetryConfig};
 /// Words in option names that mark a secret.
 const SECRETS: [&str; 4] = ["key", "secret", "token", "password"];
 
-/// Maximum number of times that the client repeats a request of its own accord. More would hide the
-/// store's errors: hob repeats requests itself, and reports the last error of an outage.
+/// Maximum number of times that the object store library repeats a failed request. More repetitions
+/// would hide the store's errors from hob, which repeats requests itself and reports the last error
+/// of an outage.
 const RETRIES_MAX: usize = 2;
 
-/// Longest pause between two attempts of the client.
+/// Longest pause before the object store library repeats a failed request.
 const BACKOFF_MAX: Duration = Duration::from_millis(200);
 
-/// Enables addresses of cloud providers in this process.
+/// Makes this process accept the addresses `s3://`, `gs://` and `az://` as backings.
 pub fn install() {
-    // The object store's client uses the process-wide provider; all other code names the same one
-    // explicitly.
+    // The object store library uses the process-wide TLS crypto provider. All other code names the
+    // same provider explicitly.
     let _ = rustls::crypto::ring::default_provider().install_default();
     hob_storage::backing::objects::install_clouds(find);
 }
@@ -42,7 +43,8 @@ macro_rules! build {
     }};
 }
 
-/// Returns the store of an address, and the path of the disk in it. The error is a text for users.
+/// Returns the object store that an address names, and the path of the disk in this store. The
+/// error is a text for users.
 fn find(spec: &str) -> Result<(Arc<dyn ObjectStore>, Path), String> {
     let (url, options) = spec.split_once('?').unwrap_or((spec, ""));
     let (scheme, rest) = url.split_once("://").ok_or("the URL has no scheme")?;
@@ -62,7 +64,7 @@ fn find(spec: &str) -> Result<(Arc<dyn ObjectStore>, Path), String> {
     Ok((store, prefix))
 }
 
-/// Returns the client's rules for repeating a request.
+/// Returns the settings by which the object store library repeats failed requests.
 fn retries() -> RetryConfig {
     let backoff = BackoffConfig { max_backoff: BACKOFF_MAX, ..BackoffConfig::default() };
     RetryConfig { backoff, max_retries: RETRIES_MAX, ..RetryConfig::default() }

@@ -2,10 +2,10 @@
 //!
 //! A disk without an `[[allow]]` entry is visible to every client that can connect. A disk with
 //! entries is visible only to the clients of those entries. For all other clients the disk does not
-//! exist: lists omit it, and the reply to its name is the reply to an unknown name. The rules of a
-//! disk apply to its additional exports unless entries name the export. The rules are fixed when
-//! the program starts. Established connections are checked again only after an upgrade, by the new
-//! program.
+//! exist: lists of exports omit the disk, and a request for its name gets the same reply as a
+//! request for an unknown name. The rules of a disk apply to its additional exports unless entries
+//! name the export. The rules are fixed when the program starts. Established connections are
+//! checked again only after an upgrade, by the new program.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -99,7 +99,7 @@ pub enum ClientMatchError {
     )]
     Unknown(String),
     /// The text has set bits after the prefix of the network.
-    #[error("'{text}' has bits set behind its prefix; did you mean {base}/{prefix_bits}?")]
+    #[error("'{text}' has bits set after its prefix; did you mean {base}/{prefix_bits}?")]
     HostBits {
         /// The text in the configuration.
         text: String,

@@ -101,7 +101,7 @@ impl From<StateError> for ApiError {
     }
 }
 
-/// Converts the error of opening a backing.
+/// Converts an error from opening a backing into an API error.
 pub(crate) fn open_error(error: &OpenError) -> ApiError {
     let kind = match error {
         OpenError::Spec { .. } | OpenError::System { .. } | OpenError::Unfit { .. } => ErrorKind::Invalid,

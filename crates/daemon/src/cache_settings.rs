@@ -1,5 +1,6 @@
-//! Cache settings: from a preset or the present cache, changed by the request, and checked for
-//! consistency. Error messages contain the next step.
+//! Computes cache settings: takes those of a preset or of the present cache, applies the request's
+//! changes, and checks that the result is consistent. Error messages say what the operator can do
+//! next.
 
 use hob_control::{CacheSettings, Size};
 use hob_engine::admission::Popularity;
@@ -16,7 +17,7 @@ const SIZE_MAX: u64 = 1 << 60;
 /// Maximum shares of a shared cache.
 const SHARES_MAX: u32 = 1_000_000;
 
-/// Number of devices that two copies need.
+/// Number of flash devices that a cache with two copies of its data needs.
 pub(crate) const DEVICES_FOR_COPIES: usize = 2;
 
 /// Properties of a pool (the flash devices that caches share) that restrict the settings of its
@@ -231,7 +232,8 @@ fn of_preset(row: &Preset) -> CacheSpec {
     }
 }
 
-/// Applies the named settings. Returns notes about surprising results.
+/// Applies the settings that the request sets; the others stay. Returns notes for the operator
+/// about results that the operator may not expect.
 fn apply(spec: &mut CacheSpec, settings: &CacheSettings, context: CacheContext) -> Result<Vec<String>> {
     let CacheSettings {
         preset: preset_name,

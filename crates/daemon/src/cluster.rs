@@ -46,7 +46,8 @@ use super::lease_clock::LeaseClock;
 use super::shard_api::ShardHandle;
 use super::tls::check_file;
 
-/// Maximum time that taking a disk waits for this host to become a member.
+/// Maximum time that an attempt to acquire a disk waits for this host to become a member of the
+/// cluster.
 const JOINING_MAX: Duration = Duration::from_secs(3);
 
 /// Maximum time for an etcd request about one disk.
@@ -82,7 +83,8 @@ struct DiskMembership {
     /// True if a request to etcd had no response. The request may still take effect until a later
     /// request has succeeded.
     in_doubt: bool,
-    /// True if an etcd request of unknown result would record that the disk has no dirty data.
+    /// True if this host has asked etcd to record that the disk has no dirty data, and it is
+    /// unknown whether etcd did so.
     clean_in_doubt: bool,
     /// True if another host has acquired the disk while it was served here. This process
     /// acknowledges no further request of the disk.

@@ -112,7 +112,8 @@ pub struct Config {
     /// The text that was read.
     #[serde(skip)]
     text: String,
-    /// Reason why the current file is not in use. This is the last configuration that was accepted.
+    /// Reason why the daemon does not use the current hob.toml; set if this `Config` is the last
+    /// one that the daemon accepted.
     #[serde(skip)]
     refused: Option<String>,
 }
@@ -327,7 +328,7 @@ impl Config {
         Ok(Config { path: Some(path.to_owned()), text, ..config })
     }
 
-    /// Parses and checks a text, without the files that it names.
+    /// Parses and checks the text of a hob.toml, but not the files that the text names.
     #[cfg(test)]
     pub(crate) fn parse(text: &str) -> Result<Config, ConfigError> {
         Config::read(text, false)
@@ -398,7 +399,7 @@ impl Config {
         }
     }
 
-    /// Overrides the socket settings of the file by those given.
+    /// Overrides the socket settings of hob.toml with the given settings.
     pub fn set_sockets(&mut self, settings: SocketSettings) {
         let SocketSettings { owner, group, mode } = settings.or(self.sockets());
         (self.socket_owner, self.socket_group, self.socket_mode) = (owner, group, mode);
@@ -423,8 +424,8 @@ impl Config {
         self.outcome(found.finish())
     }
 
-    /// Returns an error about a file, user or group that the file names, with the line of the key at
-    /// `path`.
+    /// Returns an error about a file, user or group that hob.toml names, with the line of the key
+    /// at `path`.
     pub(crate) fn error_at(&self, path: &str, error: &anyhow::Error) -> ConfigError {
         let mut what = error.to_string();
         for cause in error.chain().skip(1).map(ToString::to_string) {

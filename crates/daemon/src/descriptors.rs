@@ -56,7 +56,7 @@ pub(crate) fn raise_limit() {
 pub(crate) struct Room(Arc<AtomicU64>);
 
 /// Reserves descriptors for another disk. Waits for other disks that are being opened, if there may
-/// be too few for all of them. The reservation of a disk that takes longer than
+/// be too few descriptors for all of these disks. The reservation of a disk that takes longer than
 /// [`OPENING_TIME_MAX`] is reduced to [`PER_HUNG_DISK`]. The error gives the numbers and a
 /// suggestion.
 pub(crate) async fn room() -> Result<Room, String> {

@@ -1,7 +1,8 @@
 //! The exports of online disks for NBD clients, and the vhost-user sockets.
 //!
-//! Each disk has an export with its own name, and may have others. The services write this table;
-//! listeners read it. The lock is held only for a look-up.
+//! Each disk has an export with its own name, and may have others. The services change the table of
+//! exports, and listeners read the table. The lock of the table is held only while one call reads
+//! or changes the table.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +38,8 @@ pub(crate) const EXPORTS_MAX: usize = 16;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>, Arc<Mutex<Gateways>>, Arc<Opening>);
 
-/// Disks that are being opened at the start of the daemon. Clients that ask for such a disk wait.
+/// Disks that are being opened at the start of the daemon. A client that asks for one of these
+/// disks waits until its opening has ended.
 #[derive(Debug, Default)]
 struct Opening {
     /// The disk of each export, by the export's name.
@@ -45,7 +47,8 @@ struct Opening {
     changed: Notify,
 }
 
-/// A disk that is being opened. Dropping this value ends the opening for waiting clients.
+/// A disk that is being opened. Dropping this value tells the clients that wait for the disk that
+/// its opening has ended.
 #[derive(Debug)]
 pub(crate) struct OpeningDisk {
     exports: Exports,
@@ -89,7 +92,8 @@ impl Exports {
         vhost_user::close(removed.into_iter().map(|(_, gateway)| gateway).collect()).await;
     }
 
-    /// Sets the metadata contexts of all exports of a disk. Connected clients keep their choice.
+    /// Sets the metadata contexts of all exports of a disk. Connected NBD clients keep the contexts
+    /// that they have chosen.
     pub(crate) fn set_contexts(&self, disk: &str, contexts: &[String]) {
         for export in self.table().values_mut().filter(|export| export.of == disk) {
             export.info.contexts = contexts.to_vec();

@@ -51,7 +51,7 @@ struct State {
     holds_recovered: bool,
     held: Vec<ShardCall>,
     writes_crash_logs: bool,
-    /// Caches for which the handle has created crash logs, which stay until this value is dropped.
+    /// Caches that may have crash logs. Dropping this value removes the crash logs.
     crash_logs: BTreeSet<[u8; 16]>,
     backings_fail: bool,
     /// The flash device that refuses all writes.
@@ -160,8 +160,8 @@ impl FakeShard {
         self.state.lock().unwrap().refuses_devices = refuses;
     }
 
-    /// Makes the shard keep disks and persistent caches that are to be removed, as if their journals
-    /// could not be written.
+    /// Makes the shard keep disks and persistent caches that are to be removed, as if their
+    /// journals could not be written.
     pub(crate) fn set_keeps_disks(&self, keeps: bool) {
         self.state.lock().unwrap().keeps_disks = keeps;
     }
@@ -181,7 +181,8 @@ impl FakeShard {
         self.state.lock().unwrap().refuses_qos = refuses;
     }
 
-    /// Returns how long requests of a disk wait for its backing, as the daemon set it last.
+    /// Returns the maximum time that a disk's requests wait for the backing, as the daemon set it
+    /// last.
     pub(crate) fn wait_max(&self, disk: DiskId) -> Option<Duration> {
         self.state.lock().unwrap().waits.get(&disk).copied()
     }
@@ -206,8 +207,8 @@ impl FakeShard {
         std::mem::take(&mut self.state.lock().unwrap().changes)
     }
 
-    /// Returns the parents whose files were reported to be unchanged since the last call, each with the
-    /// number of the check.
+    /// Returns the parents whose files were reported to be unchanged since the last call, each with
+    /// the number of the check.
     pub(crate) fn take_checked_parents(&self) -> Vec<(DiskId, u64)> {
         std::mem::take(&mut self.state.lock().unwrap().checked_parents)
     }

@@ -2,8 +2,8 @@
 //! request yet.
 //!
 //! A listener allows few half-open connections. When the limit is reached, the listener closes the
-//! oldest one: a real client completes its first exchange within milliseconds. So clients that
-//! connect and send nothing cannot keep other clients waiting.
+//! oldest half-open connection, because a real client completes its first exchange within
+//! milliseconds. So clients that connect and send nothing cannot keep other clients waiting.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

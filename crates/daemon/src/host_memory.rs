@@ -32,8 +32,8 @@ impl HostMemory {
         HostMemory { total: bytes("MemTotal:"), available: bytes("MemAvailable:") }
     }
 
-    /// Applies the limits of a process's control group and of its ancestors. `root` is the directory
-    /// of the control groups, and `groups` the content of /proc/PID/cgroup.
+    /// Applies the limits of a process's control group and of its ancestors. `root` is the
+    /// directory of the control groups, and `groups` the content of /proc/PID/cgroup.
     fn within(self, root: &Path, groups: &str) -> HostMemory {
         let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
         let mut directory = root.to_owned();

@@ -55,7 +55,7 @@ struct Extent {
     format: Option<String>,
 }
 
-/// Checks a format name for a backing that can have one.
+/// Parses the name of an image format, and checks that the backing can have a format.
 ///
 /// # Errors
 /// Returns the reason as text if the format is unknown, or if the backing cannot have a format.
@@ -83,8 +83,8 @@ pub(crate) fn unknown_scheme(backing: &str) -> Option<String> {
     Some(format!("hob does not know {scheme}://; a backing is one of: {}", known.join("; ")))
 }
 
-/// Returns the files below an image, from the top down. The files must match the recorded ones, if
-/// any.
+/// Returns the files below an image, from the top down. If `recorded` lists files, the files found
+/// must be the same.
 ///
 /// # Errors
 /// Returns a text if a file cannot be examined or differs from the record, the files form a loop,

@@ -1,5 +1,6 @@
 //! The daemon: shards that serve I/O, and a control thread with the services, the control API and
-//! the NBD listeners. `hob serve` is the same, assembled from flags and without state.
+//! the NBD listeners. `hob serve` runs the same parts with the settings of its command line, and
+//! saves no state.
 
 mod allow;
 mod api_error;
@@ -113,7 +114,7 @@ enum Content {
 pub struct Serving {
     /// The disk to serve.
     pub disk: DiskAdd,
-    /// The device of the pool, and the cache on it.
+    /// Path of the pool's device, and the settings of the cache on this device.
     pub cache: Option<(String, CacheEnable)>,
     /// True if the device is used even if it contains other data.
     pub force: bool,
@@ -177,7 +178,7 @@ impl Plan {
     }
 
     /// Checks that a daemon could start with this configuration and the saved state, and could save
-    /// its state. Changes nothing, so it may run beside a daemon.
+    /// its state. Changes nothing, so this check may run while a daemon runs.
     ///
     /// # Errors
     /// Returns all errors of the configuration, one on each line.

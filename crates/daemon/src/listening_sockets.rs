@@ -115,7 +115,7 @@ impl ListeningSockets {
     /// Closes inherited sockets that this configuration does not use.
     pub(crate) fn close_unused(&self) {
         for name in self.table().inherited.keys() {
-            tracing::info!("{name}: closed, because the configuration no longer lists it");
+            tracing::info!("{name}: this socket is closed, because the configuration no longer lists it");
         }
         self.close_inherited();
     }
@@ -141,13 +141,13 @@ impl ListeningSockets {
         self.paused.send_replace(false);
     }
 
-    /// Waits until connections are accepted.
+    /// Waits until no call of [`Self::pause`] is in effect, so connections are accepted.
     pub(crate) async fn until_resumed(&self) {
         // An error would mean that the sender was dropped, but `self` owns the sender.
         let _ = self.paused.subscribe().wait_for(|paused| !paused).await;
     }
 
-    /// Waits until connections are not accepted.
+    /// Waits until a call of [`Self::pause`] stops the acceptance of connections.
     pub(crate) async fn until_paused(&self) {
         let _ = self.paused.subscribe().wait_for(|paused| *paused).await;
     }

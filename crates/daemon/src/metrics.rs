@@ -29,7 +29,7 @@ pub(crate) use process::Process;
 use table::MetricContext;
 pub(crate) use table::{Kind, METRICS, Metric, Source};
 
-/// Number of buckets of a latency histogram, without the unbounded one.
+/// Number of buckets of a latency histogram, without the last bucket, which has no upper bound.
 pub(crate) const BOUNDS: usize = 22;
 
 /// Upper bound of the first bucket in nanoseconds, as a power of two. Each further bound is twice
@@ -174,7 +174,7 @@ impl Page {
         });
     }
 
-    /// Adds entitlements of disks, and datastores.
+    /// Adds the entitlements of disks, and the datastores.
     pub(crate) fn add_qos(&mut self, disks: &[DiskQos], datastores: &[Datastore]) {
         self.each(|metric, body| match metric.source {
             Source::Qos(value) => {

@@ -29,14 +29,15 @@ const KIND: &str = "fuse.hob";
 /// Maximum number of stale mounts on one path.
 const STALE_MAX: usize = 64;
 
-/// Why a file cannot be mounted or unmounted, by the caller's reaction.
+/// Why a file cannot be mounted or unmounted. Each variant requires a different reaction of the
+/// caller.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MountError {
     /// The path is unsuitable for a disk's file.
     #[error("{} cannot be a disk's file: {what}", path.display())]
     Unfit {
         path: PathBuf,
-        /// Why hob cannot mount the file there.
+        /// Why hob cannot mount the file at this path.
         what: String,
     },
     /// A program or a mount uses the path.
@@ -78,7 +79,7 @@ pub(crate) struct Mount {
 /// The connection to the kernel's FUSE, for the shard that serves the mounted file.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    /// /dev/fuse.
+    /// Open descriptor of /dev/fuse.
     pub(crate) device: OwnedFd,
     /// Attributes of the mounted file that programs see.
     pub(crate) file: Attributes,
@@ -299,7 +300,7 @@ fn connect(path: &Path, name: &str, read_only: bool) -> Result<OwnedFd, MountErr
         Err(Errno::PERM | Errno::ACCESS) => Err(MountError::System {
             doing: "mount",
             path: path.to_owned(),
-            what: "hob needs the capability CAP_SYS_ADMIN for that: run it as root".to_owned(),
+            what: "hob needs the capability CAP_SYS_ADMIN to mount files: run hob as root".to_owned(),
         }),
         Err(Errno::NODEV) => Err(MountError::System {
             doing: "mount",

@@ -384,9 +384,9 @@ async fn negotiate_in_time(
                 tracing::info!("{} waits for export '{name}', whose disk is being opened", exports.peer);
                 drop(half_open_guard.take());
                 let opened = exports.exports.until_opened(|| !exports.is_opening(&name));
-                tokio::time::timeout(OPENING_MAX, opened)
-                    .await
-                    .map_err(|_| io::Error::other(format!("'{name}' could not be opened in time")))?;
+                tokio::time::timeout(OPENING_MAX, opened).await.map_err(|_| {
+                    io::Error::other(format!("the disk of export '{name}' could not be opened in time"))
+                })?;
                 (handshake, received) = (*before, unread);
             }
             step => return Ok(step),

@@ -1,8 +1,8 @@
 //! The systemd service protocol: sd_notify(3) over the datagram socket in `NOTIFY_SOCKET`.
 //!
-//! Reports the end of the start, a status line, the start of the shutdown, and, at the interval of
-//! `WATCHDOG_USEC`, that every shard answers. Without these environment variables, hob reports
-//! nothing. Errors are ignored.
+//! hob reports to systemd when its start is complete and when its shutdown begins, and sends a
+//! status line. Four times in each period of `WATCHDOG_USEC`, hob reports that every shard answers.
+//! Without `NOTIFY_SOCKET`, hob reports nothing. Errors are ignored.
 
 use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;

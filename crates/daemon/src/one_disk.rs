@@ -28,7 +28,7 @@ use hob_shard::ShardOptions;
 const DISK: DiskId = DiskId(0);
 const CONNECTIONS_MAX: usize = 64;
 
-/// A served disk.
+/// A disk that is served at an NBD socket, with its shard.
 #[derive(Debug)]
 pub struct OneDisk {
     shard: ShardHandle,

@@ -1,5 +1,5 @@
 //! TLS for NBD with pre-shared keys (external PSK, RFC 8446 section 2.2): the keys, and the
-//! interface of the TLS library.
+//! interface to the TLS library.
 //!
 //! Clients with GnuTLS, such as qemu and libnbd, can use such keys. rustls does not support them
 //! (docs/decisions/0010-tls.md), so the program installs another library ([`install`]). The key

@@ -200,7 +200,7 @@ mod tests {
         let piece = [7; 1 << 16];
         while let Ok(written) = tokio::time::timeout(Duration::from_millis(300), shard.write(&piece)).await {
             sent += written.unwrap();
-            assert!(sent < 4 << 20, "{sent} bytes went in, and nobody took one");
+            assert!(sent < 4 << 20, "{sent} bytes went in, and the client read none");
         }
         drop(shard);
         let mut all = Vec::new();

@@ -1,6 +1,7 @@
 //! Unix sockets: functions that listen on them, and the owner, group and mode of disks' sockets.
 //!
-//! QEMU often runs as a separate user (`libvirt-qemu`, `qemu`), which needs write permission to connect.
+//! QEMU often runs as a separate user (`libvirt-qemu`, `qemu`), which needs write permission to
+//! connect.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;

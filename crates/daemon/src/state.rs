@@ -203,8 +203,8 @@ pub(crate) struct DiskState {
     /// Stripe size of the backing's storage, if an operator chose one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stripe: Option<Size>,
-    /// Number of guests that must still get an error because acknowledged writes may be lost. A
-    /// lower number may be saved some seconds later.
+    /// Number of guests that must still get an error because acknowledged writes may be lost. If
+    /// the number decreases, hob may save the new number some seconds later.
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) flush_failures_owed: u32,
     /// Datastore of the disk, if an operator named one.
@@ -234,7 +234,8 @@ pub(crate) struct DiskState {
     /// Present if the disk is a clone that shares its parent's blocks with other clones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) share_parent: Option<ShareSpec>,
-    /// True if the disk exists only for clones that name it.
+    /// True if hob created the disk to serve the parent of clones. hob removes the disk with the
+    /// last clone.
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) for_clones: bool,
     /// Dirty bitmaps of the disk; their content is in separate files.
@@ -243,13 +244,13 @@ pub(crate) struct DiskState {
     /// True if the backing is opened without a lock, because a running QEMU has the lock.
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) unlocked: bool,
-    /// Boot of the host in which the disk is served, while hob's memory may have unflushed changes
-    /// of the disk. If hob is killed in this boot, the file that records these changes must exist
-    /// at the next start.
+    /// Id of the host's boot in which hob serves the disk, while hob's memory may have unflushed
+    /// changes of the disk. If hob is killed in this boot, the file that records these changes must
+    /// exist at the next start.
     #[serde(default, with = "cache::boot", skip_serializing_if = "Option::is_none")]
     pub(crate) in_memory: Option<BootId>,
     /// True until the disk is served for the first time. If the state was lost, an unreadable cache
-    /// that belongs to no disk may have dirty data of such a disk.
+    /// that belongs to no disk may have dirty data of a disk that seems new.
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) is_new: bool,
 }
@@ -385,7 +386,7 @@ pub(crate) enum StateError {
 /// The place where the state is stored.
 #[derive(Debug)]
 pub(crate) enum Store {
-    /// In memory only.
+    /// The state is only in memory and is lost when the daemon ends.
     Memory,
     /// In a directory, locked for this process.
     Directory { path: PathBuf, _lock: File },

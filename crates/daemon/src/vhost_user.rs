@@ -28,10 +28,11 @@ use super::socket_access::{SocketAccess, bind_socket};
 /// Interval between two attempts to create a socket.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Longest wait for the filesystem of a socket that a caller needs.
+/// Longest wait for the filesystem if a failure to create the socket is an error for the caller.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// Longest wait for the filesystem of a socket that hob tries to create again, or that it removes.
+/// Longest wait for the filesystem if hob retries after a failure to create the socket, or removes
+/// the socket.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Reason for a socket that does not exist yet because its filesystem hangs.
@@ -61,7 +62,7 @@ pub(crate) struct Gateway {
 struct Shared {
     path: PathBuf,
     access: SocketAccess,
-    /// Size of the disk, and the client to notify.
+    /// Size of the disk, and the client that is notified when this size changes.
     capacity: Arc<Capacity>,
     /// Eventfd that wakes the listener's thread when the socket is dropped.
     stop: OwnedFd,
@@ -127,8 +128,8 @@ impl Gateway {
         opening.await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// Opens a vhost-user socket. Waits for the filesystem for at most [`ANSWER_MAX`], so do not call
-    /// it on the control thread.
+    /// Opens a vhost-user socket. Waits for the filesystem for at most [`ANSWER_MAX`], so do not
+    /// call it on the control thread.
     pub(crate) fn open(place: &SocketPlace, exported: ExportedDisk, failing: Failing) -> io::Result<Gateway> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let capacity = Capacity::new(exported.info.size_bytes);

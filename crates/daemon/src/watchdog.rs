@@ -11,10 +11,10 @@
 //! process aborts: systemd restarts it, caches are recovered, and guests reconnect. The recovery
 //! after an abort is the same as after kill -9, which is tested most.
 //!
-//! # Time A shard is silent while a ping to it has no answer. Each check adds the time since the
-//! previous check to the silence, but at most [`TURN_COUNTED_MAX`]. A process that is stopped
-//! (SIGSTOP, freezer, a suspended VM) stops the watchdog too, so it does not abort when it
-//! continues.
+//! # Time
+//! A shard is silent while a ping to it has no answer. Each check adds the time since the previous
+//! check to the silence, but at most [`TURN_COUNTED_MAX`]. A process that is stopped (SIGSTOP,
+//! freezer, a suspended VM) stops the watchdog too, so it does not abort when it continues.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -171,7 +171,7 @@ mod tests {
         });
     }
 
-    /// Lets the shard take its calls.
+    /// Lets the shard's task run, so that it handles its calls.
     async fn pass() {
         for _ in 0..10 {
             tokio::task::yield_now().await;

@@ -11,7 +11,7 @@ use hob_engine::cluster::{
 use super::{Cluster, DiskMembership, GOES, Membership, lock};
 use crate::lease_clock::{LeaseClock, now};
 
-/// An operator's `--force` is valid for the settle time and then for this time, in nanoseconds.
+/// An operator's `--force` is valid for the settle time plus this time, in nanoseconds.
 const FORCE_NS_MAX: u64 = 10_000_000_000;
 
 /// A disk that this host has acquired.
@@ -27,7 +27,8 @@ pub(crate) struct Taken {
     /// Host that wrote this host's dirty data to the backing from a replica. The backing has newer
     /// data than this host's flash now.
     pub(crate) outdated_by: Option<String>,
-    /// True if the earlier record said that this host may have dirty data.
+    /// True if the ownership record, before this acquisition, said that this host may have dirty
+    /// data of the disk.
     pub(super) dirty_before: bool,
 }
 
@@ -120,7 +121,7 @@ impl Cluster {
         self.attempt(membership, place, disk, wish, false).settle().await
     }
 
-    /// Acquires a served disk again under the current lease.
+    /// Acquires again a disk that this host already serves, under the host's current lease.
     pub(crate) async fn take_again(
         &self,
         disk: &str,
@@ -219,8 +220,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Acquires only the ownership lock, because the replica on this host must be written to the
-    /// backing first.
+    /// Acquires only the ownership lock. This host must write its replica to the backing before it
+    /// may own the disk.
     async fn adopt(&mut self, adopting: Adopting) -> Option<Took> {
         let Adopting { txn, title, copy } = adopting;
         let revision = self.commit(&txn).await?;
@@ -301,7 +302,7 @@ fn settling(member: Option<&Member>, settle_seconds: u64) -> TakeError {
     TakeError::OtherOwner {
         why: format!(
             "{host} owned the disk and vanished; this host acquires the disk {settle_seconds} s \
-            after it detected this"
+            after it noticed that {host} had vanished"
         ),
         hint: "wait".to_owned(),
         how: OtherOwner::Settling,
@@ -323,7 +324,7 @@ fn elsewhere(disk: &str, member: Option<&Member>) -> TakeError {
 fn refused(disk: &str, why: &Why) -> TakeError {
     match why {
         Why::Held(by, generation) => TakeError::OtherOwner {
-            why: format!("{} has it (generation {generation})", by.name),
+            why: format!("{} has the disk (generation {generation})", by.name),
             hint: "this host acquires the disk by itself when that host releases it or vanishes".to_owned(),
             how: OtherOwner::Served,
         },

@@ -1,8 +1,8 @@
 //! Batched reads of ownership keys. A host that starts, or whose lease has expired, reads the keys
 //! of hundreds of disks.
 //!
-//! A caller adds its disk to a list and waits for its turn. The caller whose turn it is reads all
-//! listed disks and distributes the results.
+//! A caller adds its disk to a list and waits for its turn. The caller whose turn it is reads the
+//! keys of all listed disks, and sends the results to the other callers.
 
 use std::sync::Mutex;
 use std::time::Duration;

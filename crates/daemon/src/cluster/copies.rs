@@ -99,7 +99,8 @@ impl Cluster {
         trouble.map_or(looked.map(|()| false), Err)
     }
 
-    /// Returns this host's cache that has a replica on another host according to the record.
+    /// Returns the cache on this host that has a replica on another host according to the disk's
+    /// ownership record.
     pub(crate) async fn copied_cache(&self, disk: &str) -> Option<String> {
         let place = self.place(disk).await;
         place.title.as_ref()?.value.copy.as_ref().map(|copy| copy.cache.clone())

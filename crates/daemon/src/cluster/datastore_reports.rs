@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cluster, lock};
 
-/// Maximum time for the writes and reads of one exchange. The next exchange follows soon.
+/// Maximum time for the writes and reads of one exchange.
 const EXCHANGE_MAX: Duration = Duration::from_millis(800);
 
 /// Maximum age of a valid report.
@@ -51,7 +51,8 @@ impl ReportAges {
     }
 }
 
-/// Parses a report; `None` if it is malformed or impossible.
+/// Parses a report; `None` if the report is malformed, or contains a number that is negative or not
+/// finite.
 fn report(value: &[u8]) -> Option<Report> {
     if value.len() > VALUE_BYTES_MAX {
         return None;

@@ -10,8 +10,8 @@ use super::{Cluster, DiskMembership, GOES, Taken};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Release {
     AtOnce,
-    /// After `settle_seconds`, as if this host had failed, because the disk's backing may still execute
-    /// requests of this host.
+    /// After `settle_seconds`, as if this host had failed, because the disk's backing may still
+    /// execute requests of this host.
     AfterSettling,
 }
 
@@ -94,8 +94,8 @@ impl Cluster {
     }
 
     /// Releases a disk of which this host keeps no data. This host, or an earlier hob process on
-    /// this host, may have the ownership lock of the disk. This host may also be only the last
-    /// recorded owner.
+    /// this host, may have the ownership lock of the disk. Otherwise, the ownership record may name
+    /// this host as the last owner.
     pub(crate) async fn give_up(
         &self,
         disk: &str,
@@ -128,7 +128,7 @@ impl Cluster {
 
     /// Records that this host's flash has no dirty data of the disk, if `is_so` returns true. Code
     /// that is about to make data dirty first makes `is_so` return false, and then calls
-    /// [`Cluster::mark`]. So the record of `mark` is the later one.
+    /// [`Cluster::mark`]. So the record that `mark` writes is the later of the two.
     pub(crate) async fn unmark(&self, disk: &str, is_so: impl Fn() -> bool) -> Result<(), String> {
         self.say_dirty(disk, false, is_so).await
     }

@@ -86,7 +86,7 @@ impl LeaseRenewal {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).about = about;
     }
 
-    /// Returns the error of the latest failed call, if no call has succeeded after it.
+    /// Returns the error of the latest failed call to etcd, if no call has succeeded after it.
     pub(super) fn trouble(&self) -> Option<String> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).trouble.clone()
     }

@@ -94,8 +94,9 @@ impl Cluster {
         Ok(entries.first().and_then(|entry| self.found(disk, entry)))
     }
 
-    /// Writes an order under this host's lease, unless it has changed since the revision `known` or
-    /// exists unexpectedly. Returns the new revision.
+    /// Writes an order under this host's lease, if the disk's order in etcd still has the revision
+    /// `known`. If `known` is `None`, the disk must have no order. Returns the new revision, or
+    /// `None` if the order was not written.
     pub(crate) async fn put_order(
         &self,
         disk: &str,

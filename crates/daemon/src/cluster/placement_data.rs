@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cluster, LIST_MAX, QUESTION_MAX};
 
-/// Maximum length of a value in bytes. Etcd accepts 1.5 MiB per request, and base64 is longer than
-/// its content.
+/// Maximum length of a value in bytes. Etcd accepts 1.5 MiB per request, and a request contains the
+/// value in base64, which is longer.
 const VALUE_BYTES_MAX: usize = 768 << 10;
 
 /// Maximum number of points of all miss-ratio curves of a host. `POINTS_OF_ONE` limits the points
@@ -42,11 +42,11 @@ pub(crate) struct DiskPlacement {
     pub(crate) cache: u64,
     /// Block size to which the miss-ratio curve applies, in bytes.
     pub(crate) block: u64,
-    /// Number of NBD and vhost-user clients.
+    /// Number of NBD and vhost-user clients of the disk.
     pub(crate) users: u64,
-    /// Reads a second.
+    /// Reads of the disk per second, a moving average.
     pub(crate) reads: f64,
-    /// Requests a second.
+    /// Requests of the disk per second, a moving average.
     pub(crate) load: f64,
     /// Fraction of reads served from flash or memory since the disk was opened, 0 to 1.
     pub(crate) hits: f64,
@@ -58,7 +58,8 @@ pub(crate) struct DiskPlacement {
 }
 
 impl DiskPlacement {
-    /// Reduces a curve to the number of points that a host with `disks` disks may publish for each.
+    /// Sets the miss-ratio curve, reduced to the number of points that a host with `disks` disks
+    /// may publish for each disk.
     pub(crate) fn set_curve(&mut self, curve: &Curve, disks: usize) {
         let most = (POINTS_MAX / disks.max(1)).clamp(*POINTS_OF_ONE.start(), *POINTS_OF_ONE.end());
         let mut off_max = 0.002;

@@ -1,4 +1,5 @@
-//! Keys and values of the cluster's state machines in etcd: names under a prefix, and JSON.
+//! Keys and values in etcd that the cluster's state machines use. Each key is a name under a
+//! prefix, and each value is JSON.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

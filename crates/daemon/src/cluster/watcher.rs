@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use super::{Cluster, OtherOwner, QUESTION_MAX, TakeError, Took, lock};
 use crate::lease_clock::now;
 
-/// Pause after a watch that ended or could not start.
+/// Pause before the next watch on etcd, if a watch has ended or could not start.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Interval at which a host that is not a member of the cluster checks whether it has become one.

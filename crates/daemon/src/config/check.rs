@@ -367,7 +367,7 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
         at: String,
         what: String,
         path: PathBuf,
-        /// True if this user only reads the file, so that others may read it too.
+        /// True if this disk only reads the file, so that other disks may read the file too.
         shares: bool,
     }
     let mut uses = Vec::new();
@@ -437,8 +437,8 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
     }
 }
 
-/// Returns the identities of files, which do not depend on their names. A missing file, or one that
-/// does not answer in time, is identified by its path.
+/// Returns the identities of files, which do not depend on their names. A file that is missing, or
+/// whose filesystem does not answer in time, is identified by its path.
 fn identities(paths: Vec<PathBuf>) -> Vec<DataLocation> {
     // A hung filesystem must not prevent the daemon's start.
     let found = query_all(paths.clone(), LOOK_MAX, |path| place_of(path));
@@ -446,7 +446,7 @@ fn identities(paths: Vec<PathBuf>) -> Vec<DataLocation> {
     found.into_iter().zip(paths).map(|(place, path)| place.unwrap_or_else(|| by_path(path))).collect()
 }
 
-/// Returns the place of an existing file or block device.
+/// Returns the location of an existing file or block device.
 fn place_of(path: &Path) -> Option<DataLocation> {
     let metadata = std::fs::metadata(path).ok()?;
     let mut place = DataLocation::of(Identity::of(&metadata));
@@ -465,12 +465,13 @@ fn place_of(path: &Path) -> Option<DataLocation> {
     Some(place)
 }
 
-/// The place of a disk or a pool's device: a file or block device, and the objects below it.
+/// Where the data of a disk or pool device is stored: a file or block device, and the objects below
+/// it.
 #[derive(Clone, Debug)]
 struct DataLocation {
-    /// Objects that have the same data.
+    /// Files and block devices that have exactly this data.
     whole: Vec<Identity>,
-    /// Larger objects that contain the data, such as the disk of a partition.
+    /// Larger files and block devices that contain this data, such as the disk of a partition.
     part: Vec<Identity>,
 }
 

@@ -2,8 +2,9 @@
 //! daemon whose hob.toml is invalid starts with this copy
 //! ([0046](../../../../docs/decisions/0046-what-ends-the-daemon.md)).
 //!
-//! The first line of the copy names the original file, so that no other daemon uses it. The copy is
-//! text like the original, and has the same permissions as the state, because it may name secrets.
+//! The first line of the copy names the original file, so that a daemon with another hob.toml does
+//! not use the copy. The copy is text like the original, and has the same permissions as the state,
+//! because it may name secrets.
 
 use std::fs;
 use std::io::{self, Write};
@@ -76,7 +77,8 @@ fn head(path: &Path) -> String {
     format!("{HEAD}{}", std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display())
 }
 
-/// Returns the state directory that a text names, even if the rest of the text is invalid.
+/// Returns the state directory that the text of a hob.toml names, even if the rest of the text is
+/// invalid.
 fn state_dir(text: &str) -> PathBuf {
     let named = |line: &str| {
         let table: toml::Table = toml::from_str(line).ok()?;

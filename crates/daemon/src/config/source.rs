@@ -86,8 +86,8 @@ pub(super) fn read(text: &str) -> (Option<Config>, Vec<Finding>) {
     (None, findings)
 }
 
-/// Removes the innermost entry that contains the error's position in its key or value. Returns its
-/// key, or that of the enclosing array.
+/// Removes the innermost entry that contains the error's position in its key or value. Returns the
+/// key of the removed entry; for an item of an array, the key of the array.
 fn remove(table: &mut DeTable<'_>, span: &Range<usize>) -> Option<String> {
     let covers = |outer: Range<usize>| outer.start <= span.start && span.end <= outer.end;
     for (key, value) in table.iter_mut() {

@@ -1,6 +1,6 @@
 //! Calls to the fake shard about a migrating disk ([`TransferCall`]). The real engine executes the
-//! calls that concern it, such as roles, flushes and changed regions. No cached data is pulled, and
-//! no other host is contacted.
+//! calls that concern the engine, such as roles, flushes and changed regions. No cached data is
+//! pulled, and no other host is contacted.
 
 use hob_engine::command::{Command, Role};
 use hob_engine::io::{IoError, Op};
@@ -9,7 +9,8 @@ use hob_engine::units::{DiskId, SessionId};
 use super::{State, Waiting};
 use crate::shard_api::{Answer, Progress, ShardError, TransferCall};
 
-/// Bytes that the fake shard invalidates at once, in place of the whole disk.
+/// Number of bytes that the fake shard invalidates when a call asks it to invalidate ranges or the
+/// whole disk.
 const FORGOTTEN: u64 = 4096;
 
 impl State {

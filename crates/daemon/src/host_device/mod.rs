@@ -38,7 +38,8 @@ const BLOCK_DEVICES: &str = "/sys/block";
 /// Largest block size of a device: a page.
 const BLOCK_BYTES_MAX: u32 = 4096;
 
-/// Why a device cannot be created, changed or removed, by the caller's reaction.
+/// Why a device cannot be created, changed or removed. Each variant requires a different reaction
+/// of the caller.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DeviceError {
     /// The kernel has no NBD driver.
@@ -47,7 +48,7 @@ pub(crate) enum DeviceError {
     )]
     NoDriver,
     /// hob lacks a capability that the operation needs.
-    #[error("hob needs the capability CAP_SYS_ADMIN for block devices: run it as root")]
+    #[error("hob needs the capability CAP_SYS_ADMIN for block devices: run hob as root")]
     NotPermitted,
     /// Programs use the device, or another daemon serves it.
     #[error("{} is in use: {what}", path.display())]
@@ -101,7 +102,7 @@ pub(crate) fn connect(device: &HostDevice) -> Result<Option<OwnedFd>, DeviceErro
         return Err(DeviceError::System {
             doing: format!("create a block device for {}", device.name),
             what: format!(
-                "its backing has blocks of {block_bytes} bytes, and Linux supports {BLOCK_BYTES_MAX}"
+                "its backing has blocks of {block_bytes} bytes, and Linux supports at most {BLOCK_BYTES_MAX}"
             ),
         });
     }

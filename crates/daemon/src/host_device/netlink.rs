@@ -36,7 +36,7 @@ const CONTROL_FAMILY_NAME: u16 = 2;
 const ERROR: u16 = 2;
 const FLAG_REQUEST: u16 = 1;
 const FLAG_ACKNOWLEDGE: u16 = 4;
-/// Marks an attribute that consists of attributes.
+/// Flag of an attribute whose value is a list of attributes.
 const NESTED: u16 = 0x8000;
 
 /// Name of the driver's family.
@@ -74,7 +74,7 @@ pub(super) struct NewDevice<'a> {
     pub(super) identifier: &'a str,
 }
 
-/// A socket to the driver.
+/// A generic netlink socket to the kernel's NBD driver.
 #[derive(Debug)]
 pub(super) struct Driver {
     socket: OwnedFd,
@@ -210,7 +210,7 @@ impl Message {
         self.attribute(kind, &[text.as_bytes(), b"\0"].concat());
     }
 
-    /// Adds a list of one socket.
+    /// Adds an attribute that contains a list of one socket.
     fn sockets(&mut self, socket: i32) {
         let mut inner = Message(Vec::new());
         inner.attribute(SOCKET_FD, &socket.to_ne_bytes());
@@ -227,7 +227,8 @@ impl Message {
     }
 }
 
-/// Adds the attributes of the answers in a datagram. Returns true after the acknowledgement.
+/// Adds the attributes of the answers in a datagram to `attributes`. Returns true if the datagram
+/// contains the acknowledgement.
 fn parse(mut bytes: &[u8], sequence: u32, attributes: &mut Vec<(u16, Vec<u8>)>) -> io::Result<bool> {
     while bytes.len() >= HEADER_BYTES {
         let number = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"));

@@ -1,5 +1,6 @@
 //! The users of a block device: file systems and other exclusive users, loop devices, and programs
-//! that have it open. The kernel counts them, but does not report the count to programs.
+//! that have it open. The kernel counts the users of a device, but does not report the count to
+//! programs.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -68,7 +69,7 @@ fn numbers(devices: &Path, index: u32) -> BTreeSet<u64> {
     partitions.chain([dir.clone()]).filter_map(number).collect()
 }
 
-/// Returns a process that has one of these devices open, by its name and number.
+/// Returns the name and process id of a process that has one of these devices open.
 fn program_with(proc: &Path, numbers: &BTreeSet<u64>) -> Option<String> {
     let processes = fs::read_dir(proc).ok()?.filter_map(|entry| {
         let name = entry.ok()?.file_name().into_string().ok()?;

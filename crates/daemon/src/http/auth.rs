@@ -1,8 +1,8 @@
 //! Authentication and authorization of clients over TCP.
 //!
-//! A client sends a token with each request, or a certificate with the connection. If it sends
-//! both, only the token is used. Each token and certificate has a role: `read-only` permits GET and
-//! HEAD, and `admin` permits everything. A client on the Unix socket is an admin.
+//! A client sends a token with each request, or a certificate with the connection. If a client
+//! sends both, only the token is used. Each token and certificate has a role: `read-only` permits
+//! GET and HEAD, and `admin` permits everything. A client on the Unix socket is an admin.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::config::{ControlConfig, Role};
 use crate::half_open::Establish;
 use crate::tls::{self, CertificateMatch, PeerCertificate, TlsError};
 
-/// Minimum length of a token in bytes. For comparison, 128 bits are 32 hexadecimal digits.
+/// Minimum length of a token in bytes. A token of 128 random bits in hexadecimal has 32 bytes.
 const TOKEN_BYTES_MIN: usize = 16;
 
 /// The response header that tells a client its role.
@@ -59,7 +59,8 @@ impl Token {
         Ok(Token(token.into()))
     }
 
-    /// Compares in a time that depends only on the length of `shown`.
+    /// Returns true if `shown` is the token. The comparison takes a time that depends only on the
+    /// length of `shown`.
     fn matches(&self, shown: &[u8]) -> bool {
         let mut difference = self.0.len() ^ shown.len();
         for (index, byte) in shown.iter().enumerate() {

@@ -3,10 +3,10 @@
 //! A browser with a client certificate sends this certificate with each request, even if a page of
 //! another site causes the request. Therefore a request from another site is refused. The origin of
 //! a request is in `Sec-Fetch-Site`, which pages cannot forge, or else in `Origin`, which every
-//! browser sends with changes. Programs other than browsers send neither header. A link from
-//! another site may open a page, but no part of the API. Over TCP, `Host` must be an address or a
-//! name of this host, which prevents DNS rebinding. No response has a CORS header, so a page of
-//! another site cannot read a response.
+//! browser sends with requests that make changes. Programs other than browsers send neither header.
+//! A link on another site may open a page of the dashboard, but cannot call the API. Over TCP,
+//! `Host` must be an address or a name of this host, which prevents DNS rebinding. No response has
+//! a CORS header, so a page of another site cannot read a response.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub(super) enum Names {
     Ours {
         /// TLS settings with the certificate.
         tls: Arc<Tls>,
-        /// The host of the socket's address.
+        /// Host part of the address at which the socket listens.
         listen: String,
     },
 }

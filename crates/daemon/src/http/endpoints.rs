@@ -10,8 +10,10 @@
 //!         services.exports.bitmap_rename(disk, bitmap, to).await
 //!     }
 //! }
-//! ``` The comment, the name (operation id), the descriptions of path parameters, the type of the
-//! body and the statuses of failures are those of the OpenAPI document. `; ?query: Form` before the
+//! ```
+//!
+//! The OpenAPI document gets from a row: its comment, the name (operation id), the descriptions of
+//! path parameters, the type of the body, and the statuses of failures. `; ?query: Form` before the
 //! body takes query parameters. The block may use `?`. Handlers that use streams or peer
 //! certificates are ordinary functions outside this table.
 

@@ -34,7 +34,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// connections, so that other clients can still connect.
 const CLIENTS_MAX: usize = 16;
 
-/// Maximum time that a client may take no event.
+/// Time after which a client that reads no event is disconnected.
 const SLOW_MAX: Duration = Duration::from_secs(15);
 
 /// Sends events to all clients that receive events.
@@ -58,7 +58,7 @@ impl EventBroadcaster {
         })
     }
 
-    /// Subscribes to later events. Collection begins with the first client.
+    /// Subscribes to later events. The collection of snapshots begins with the first client.
     fn listen(self: &Arc<Self>) -> watch::Receiver<Option<Bytes>> {
         let mut is_gathering = self.is_gathering.lock().unwrap_or_else(PoisonError::into_inner);
         let news = self.news.subscribe();

@@ -121,7 +121,7 @@ impl DataConnection {
     }
 }
 
-/// A response: a value, or a problem with its status.
+/// A response: a value, or a problem with its HTTP status.
 pub(super) enum Answer<T> {
     /// Success, with status 200.
     Yes(T),

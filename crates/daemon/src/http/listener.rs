@@ -66,7 +66,7 @@ pub(crate) enum ListenError {
     /// The system call failed.
     #[error("cannot listen on {endpoint}: {source}")]
     System {
-        /// The address.
+        /// The address at which the daemon cannot listen.
         endpoint: Endpoint,
         source: io::Error,
     },
@@ -276,7 +276,7 @@ impl HangUp {
     }
 }
 
-/// A connected socket, also one with TLS. Each connection uses a boxed `Stream`. Otherwise the
+/// A connected socket, with or without TLS. Each connection uses a boxed `Stream`. Otherwise the
 /// compiler would generate hyper's server once for each type of socket.
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
@@ -294,8 +294,8 @@ pub(super) async fn connection(
     serve_connection(Box::new(stream), router, certificate, permit, half_open).await;
 }
 
-/// Serves one connection. `eviction` ends when a half-open connection has to be closed. The first
-/// authorized request ends the half-open state.
+/// Serves one connection. The future `eviction` completes when this connection must be closed
+/// because it is half-open. The first authorized request ends the half-open state.
 async fn serve_connection(
     stream: Box<dyn Stream>,
     router: Router,

@@ -45,8 +45,8 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// Binds a port of the loopback address; 0 selects a free port. Clients that show the new token
-    /// get this role.
+    /// Binds a port of the loopback address; 0 selects a free port. Creates a token. Clients that
+    /// send this token get the role `role`.
     pub async fn bind(port: u16, role: Role) -> io::Result<Loopback> {
         let mut secret = [0; 24];
         ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut secret)

@@ -1,7 +1,7 @@
 //! A recording as a response body: frames, as long as the client reads them.
 //!
-//! The connection asks for the next frame when it has room for one. A slow client therefore fills
-//! the recorder's buffer, which has a fixed size, and not the daemon's memory.
+//! The connection asks for the next frame when the connection has space for one. A slow client
+//! therefore fills the recorder's buffer, which has a fixed size, and not the daemon's memory.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::services::Recording;
 
-/// Interval between two frames, as long as one frame has room for all records.
+/// Interval between two frames. After a full frame, the next frame follows at once.
 const FRAME_EVERY: Duration = Duration::from_millis(50);
 
 /// The response body of a recording; see the module.

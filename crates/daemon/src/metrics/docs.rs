@@ -47,7 +47,7 @@ log line that the request causes has the id too, even if the daemon logs the lin
 log line is a JSON object.
 ";
 
-/// Returns the page without its first line.
+/// Returns the text of docs/metrics.md without the page's first line.
 pub fn page() -> String {
     let mut page = ABOVE.to_owned();
     let first = bounds_ns().next().unwrap_or(0);

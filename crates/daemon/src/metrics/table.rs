@@ -170,7 +170,7 @@ impl Metric {
 
 const NS: f64 = 1e9;
 
-/// Returns a number about a pool's flash writes; 0 if the pool has none.
+/// Returns one value from the API view of a pool's flash writes; 0 if the pool has no such view.
 fn writes(pool: &Pool, number: fn(&FlashWritesUsage) -> Size) -> f64 {
     pool.flash_writes.as_ref().map_or(0.0, |writes| number(writes).bytes() as f64)
 }

@@ -174,7 +174,7 @@ fn openmetrics_is_served_on_request() {
     }
 }
 
-/// Returns hob's metric names in a text.
+/// Returns the names of hob's metrics that a text contains.
 fn names_in(text: &str) -> BTreeSet<&str> {
     let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
     let words = text.split(|c: char| !is_part(c));
@@ -253,8 +253,8 @@ fn the_alerts_know_the_kinds_of_problems() {
     assert_eq!(expressions, known.iter().map(|name| alerts.matches(name).count()).sum::<usize>());
 }
 
-/// Kinds of problems without an alert for their kind, because another metric has the object of the
-/// problem in its labels: the kind, and the expression of the alert for that metric.
+/// Kinds of problems that have no alert for the kind, because the alert for another metric names
+/// the object of the problem. Each row has the kind and the expression of that alert.
 const ALERTED_BY_OBJECT: [(ProblemKind, &str); 9] = [
     (ProblemKind::ShardSilent, "hob_shard_up == 0"),
     (ProblemKind::DiskOffline, "hob_disk_state{state=\"offline\"} == 1"),

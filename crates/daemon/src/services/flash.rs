@@ -53,8 +53,8 @@ pub(super) struct Flash {
     pool: Arc<Mutex<Option<Pool>>>,
 }
 
-/// A function that allocates a journal ring: owner, number of the ring, copies, segments, and the
-/// devices to avoid.
+/// A function that allocates a journal ring. Its arguments are the owner, the ring's number, the
+/// number of copies and of segments, and the devices to avoid.
 type AllocateRing =
     fn(&mut Pool, OwnerId, u32, usize, u64, &[DeviceId]) -> Result<Vec<Vec<Segment>>, PoolError>;
 
@@ -194,7 +194,8 @@ impl Flash {
         .await
     }
 
-    /// Returns the number of device ids that the pool has given out, as far as its open devices know.
+    /// Returns the number of device ids that the pool has given out, as far as its open devices
+    /// know.
     pub(super) async fn device_ids(&self) -> Result<u16> {
         self.with(|pool| Ok(pool.as_ref().map_or(0, Pool::device_ids))).await.map(|(ids, _)| ids)
     }
@@ -569,7 +570,8 @@ fn release_from(pool: &mut Pool, segments: &[Segment]) {
     }
 }
 
-/// Returns the error for an allocation from a pool with `free` segments that the allocation may use.
+/// Returns the error for an allocation from a pool with `free` segments that the allocation may
+/// use.
 pub(super) fn no_room(free: u64, wanted: Wanted, segment_bytes: u64) -> ApiError {
     let size = |segments: u64| Size(segments.saturating_mul(segment_bytes));
     let besides = if wanted.spare > 0 { " besides the space for journals" } else { "" };

@@ -35,7 +35,7 @@ pub(crate) struct CacheSpec {
     /// Admission rule.
     #[serde(default, with = "word")]
     pub(crate) admission: Admission,
-    /// How much a read miss fills.
+    /// How much data a read miss brings into the cache.
     #[serde(default, with = "word", skip_serializing_if = "is_default")]
     pub(crate) fill: Fill,
     /// When dirty data is written to the backing.
@@ -230,9 +230,9 @@ pub(crate) struct JournalSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Closed {
-    /// Size of the containing file or device in bytes. The file may be an image.
+    /// Size in bytes of the file or device that has the backing's data. The file may be an image.
     pub(crate) size_bytes: u64,
-    /// Time of the last change, in nanoseconds since 1970.
+    /// Time of the last change of this file or device, in nanoseconds since 1970.
     pub(crate) modified_ns: i64,
 }
 

@@ -32,8 +32,8 @@ pub(crate) struct FileSpec {
     pub(crate) format: FormatName,
     #[serde(with = "RoleName")]
     pub(crate) role: Role,
-    /// Tells the file from another file that takes its path. Absent if the file's filesystem has no
-    /// permanent names, and in state files of earlier versions.
+    /// Distinguishes the file from another file that replaces it at its path. Absent if the file's
+    /// filesystem has no permanent names, and in state files of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) identity: Option<String>,
 }

@@ -2,9 +2,10 @@
 //! cache (docs/decisions/0033).
 //!
 //! This file is rewritten in place every two seconds and never synced, so it costs almost nothing.
-//! It has one line of text for each cache: the owner id, the number of the journal ring, the time of
-//! the record, and the mtime of the disk's file. Both times are nanoseconds since 1970. Lines have a
-//! fixed length that divides a sector, so a power cut leaves no line with parts of two records.
+//! It has one line of text for each cache: the owner id, the number of the journal ring, the time
+//! of the record, and the mtime of the disk's file. Both times are nanoseconds since 1970. Lines
+//! have a fixed length that divides a sector, so a power cut leaves no line with parts of two
+//! records.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -59,7 +59,7 @@ impl fmt::Display for Fingerprint {
 pub enum CertificateMatch {
     /// `sha256:HEX`: the certificate with this hash.
     Fingerprint(Fingerprint),
-    /// `cn:NAME`: certificates with this common name and no other.
+    /// `cn:NAME`: certificates whose only common name is NAME.
     CommonName(String),
     /// `san:NAME`: certificates with this DNS name or address among the alternative names.
     AlternativeName(String),

@@ -6,8 +6,8 @@
 //! certificate needs no restart. If a new certificate is unusable, hob continues with the previous
 //! certificate. Sessions are never resumed: each connection authenticates again, so an expired
 //! client is refused. A file with a private key, pre-shared keys or a token is refused if all users
-//! of the host can access it. There are no revocation lists: remove a client from the list of names
-//! instead.
+//! of the host can access it. hob does not use revocation lists: to revoke a certificate, remove
+//! its name from hob.toml.
 
 mod certificate;
 mod subject;

@@ -11,10 +11,10 @@ const PRINTABLE_STRING: u8 = 0x13;
 const IA5_STRING: u8 = 0x16;
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
-/// Tag `[0] EXPLICIT Version`.
+/// DER tag of a certificate's version field, `[0] EXPLICIT Version`.
 const VERSION: u8 = 0xa0;
 
-/// Object identifier 2.5.4.3.
+/// DER content of the common name's object identifier, 2.5.4.3.
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 
 /// Returns the subject's common name, if it has exactly one.

@@ -38,7 +38,7 @@ pub(crate) struct InheritedState {
     clients: Vec<InheritedClient>,
 }
 
-/// An NBD client.
+/// An NBD client whose connection this program has inherited.
 #[derive(Debug)]
 struct InheritedClient {
     entry: ClientEntry,

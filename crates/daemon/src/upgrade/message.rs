@@ -25,7 +25,7 @@ use super::record::{Record, RecordError};
 /// Name of the environment variable, whose value is the id of the process that has a message.
 pub(super) const VARIABLE: &str = "HOB_HAND_OVER";
 
-/// Number of descriptors per message. The kernel allows 253.
+/// Maximum number of descriptors per message. The kernel allows 253.
 const MESSAGE_FDS_MAX: usize = 128;
 
 /// Maximum length of a record in bytes.

@@ -4,19 +4,21 @@
 //! # Order
 //! 1. The new program is started with `--check` and reports whether it can start and take over
 //!    ([`check`]). If it cannot, nothing changes.
-//! 2. Changes are refused, and each backing is flushed while guests are still served ([`prepare`]). If a backing does not answer, the
-//!    daemon continues as before: the new program could not open the disk, although the cache of this program serves it.
-//! 3. New connections are refused, and every request in flight is finished. If that takes too long because a backing does not answer,
-//!    the daemon resumes as before. Then each backing is flushed again, because the new program does not know which writes were not
-//!    flushed.
-//! 4. Caches are closed as at every exit. Connections, mounts and listening sockets stay open ([`HandOff`]).
+//! 2. Changes are refused, and each backing is flushed while guests are still served ([`prepare`]).
+//!    If a backing does not answer, the daemon continues as before: the new program could not open
+//!    the disk, although the cache of this program serves it.
+//! 3. New connections are refused, and every request in flight is finished. If that takes too long
+//!    because a backing does not answer, the daemon resumes as before. Then each backing is flushed
+//!    again, because the new program does not know which writes were not flushed.
+//! 4. Caches are closed as at every exit. Connections, mounts and listening sockets stay open
+//!    ([`HandOff`]).
 //! 5. The new program starts in this process ([`become_next`]). If that fails, the old program
 //!    restarts. The program that starts takes the state that was handed over ([`InheritedState`]),
 //!    and attaches each client when the client's disk is open. If a backing has stopped answering
 //!    after step 3, its disk is offline until the backing answers; the program retries.
 //!
-//! Not kept: TLS connections, whose sessions cannot be moved; vhost-user connections, because guests reconnect by themselves; connections
-//! to the control API.
+//! Not kept: TLS connections, whose sessions cannot be moved; vhost-user connections, because
+//! guests reconnect by themselves; connections to the control API.
 
 mod inherited;
 mod message;
@@ -48,7 +50,7 @@ use record::{ClientEntry, FileEntry, Record, Table};
 /// follows.
 const CAN_TAKE_OVER: &str = "can start, and takes over hand-overs of version ";
 
-/// The option that makes a program check and exit.
+/// The option that makes a program check whether it can start, and exit.
 const CHECK: &str = "--check";
 
 /// Maximum run time of `--check`.

@@ -22,7 +22,7 @@ const HEAD_BYTES: usize = 24;
 /// Maximum length of the table in bytes.
 const TABLE_BYTES_MAX: usize = 64 << 20;
 
-/// Maximum number of entries of each kind.
+/// Maximum number of entries of each kind in the table.
 const ENTRIES_MAX: usize = 65_536;
 
 /// Maximum number of unprocessed bytes per client.
@@ -53,7 +53,7 @@ pub(crate) struct Table {
     pub(crate) clients: Vec<ClientEntry>,
 }
 
-/// A mounted file.
+/// A mounted file that is handed over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileEntry {
@@ -77,7 +77,7 @@ pub(crate) struct FileEntry {
     pub(crate) seconds: u64,
 }
 
-/// An NBD client.
+/// An NBD client whose connection is handed over.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClientEntry {
@@ -110,13 +110,13 @@ pub(crate) struct ClientEntry {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RecordError {
     /// The bytes are not a record.
-    #[error("the file is not a hand-off record of an upgrade")]
+    #[error("the received bytes are not a hand-over record of an upgrade")]
     Magic,
     /// The record has a different version than this hob supports.
-    #[error("the hand-off record has version {0}, and this hob supports version {VERSION}")]
+    #[error("the hand-over record has version {0}, and this hob supports version {VERSION}")]
     Version(u32),
-    /// The record contradicts itself.
-    #[error("the hand-off record is invalid: {0}")]
+    /// The content of the record is invalid.
+    #[error("the hand-over record is invalid: {0}")]
     Broken(String),
 }
 

@@ -1,5 +1,5 @@
 //! The check of hob.toml against this host, for `hob daemon --check` only. A daemon that starts
-//! reports the same errors itself, and serves the disks without errors.
+//! reports the same errors itself, and serves the disks that have no errors.
 //!
 //! The check finds addresses and paths that are used twice under different spellings, backings and
 //! devices that cannot be opened, and sizes that do not fit. A path whose filesystem does not
@@ -29,14 +29,15 @@ use crate::state::State;
 /// Maximum time for examining all paths.
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
-/// Whether sockets at `::` leave IPv4 to other sockets: `1` or `0`.
+/// File with the kernel's setting for sockets at `::`: `1` if they accept only IPv6 connections,
+/// `0` if they accept IPv4 connections too.
 const BIND_V6_ONLY: &str = "/proc/sys/net/ipv6/bindv6only";
 
 /// A path in hob.toml, and what the path is used for.
 struct PathUse {
     /// Key of the path in the file.
     at: String,
-    /// The user of the path, in the words of the file's author.
+    /// The object that uses the path, as messages name it, for example `vhost_user of disk web`.
     user: String,
     path: PathBuf,
     role: Role,
@@ -50,7 +51,7 @@ enum Role {
     Device(usize),
     /// A disk's file (FUSE).
     File,
-    /// A disk's data, with the format that the file names.
+    /// A disk's data, with the format that hob.toml names.
     Backing(Option<Format>),
 }
 
@@ -152,7 +153,7 @@ fn is_one_address(one: &Endpoint, other: &Endpoint, v6_takes_v4: bool) -> bool {
     port == other_port && overlaps
 }
 
-/// Checks that this host can have the memory tier of each cache.
+/// Checks that each memory tier has a valid size, and at most half of this host's memory.
 fn check_memory(config: &Config, memory: HostMemory, found: &mut Findings<'_>) {
     for (number, disk) in config.disks.iter().enumerate() {
         let ram = disk.cache.as_ref().and_then(|cache| cache.settings.ram).unwrap_or_default();
@@ -277,8 +278,8 @@ fn canonical(path: &Path) -> PathBuf {
     found
 }
 
-/// Checks that each path of a socket, a disk's file and a device is used once, and that no disk's file
-/// covers a backing.
+/// Checks that each path of a socket, a disk's file and a device is used once, and that no disk's
+/// file covers a backing.
 fn check_twice(uses: &[PathUse], facts: &[Option<PathFacts>], found: &mut Findings<'_>) {
     let mut seen: BTreeMap<PathBuf, &PathUse> = BTreeMap::new();
     let place = |index: usize| {

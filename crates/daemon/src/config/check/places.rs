@@ -1,5 +1,5 @@
-//! The check whether the sockets of hob.toml can be created, for `--check` only: a daemon that starts
-//! reports each failure itself, and retries vhost-user sockets.
+//! The check whether the sockets of hob.toml can be created, for `--check` only: a daemon that
+//! starts reports each failure itself, and retries vhost-user sockets.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};

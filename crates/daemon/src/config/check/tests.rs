@@ -12,7 +12,8 @@ fn lines(error: &ConfigError) -> Vec<String> {
     error.to_string().lines().map(str::to_owned).collect()
 }
 
-/// Each expected finding begins with the line's number and contains the rest.
+/// Checks that the error consists of the expected findings. For each finding, `expected` has the
+/// line's number and a part of the message.
 fn assert_found(error: &ConfigError, expected: &[(usize, &str)]) {
     let found = lines(error);
     for (line, part) in expected {

@@ -29,7 +29,7 @@ fn record(number: u64) -> TraceRecord {
 #[test]
 fn a_recording_is_one_at_a_time_and_ends_with_its_disk() {
     run_with_disk(async |client, fake| {
-        assert!(!fake.request(ID, &record(0)), "nobody records yet");
+        assert!(!fake.request(ID, &record(0)), "no recording runs yet");
         let mut trace = client.trace("vm").await.unwrap();
         let first = trace.next().await.unwrap().unwrap();
         assert!(first.records.is_empty() && !first.is_last, "the recording has begun: {first:?}");

@@ -37,7 +37,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// without releasing the remaining disks.
 const END_MAX: Duration = Duration::from_secs(2);
 
-/// Number of checks between two searches for disks without dirty data.
+/// Number of checks, one each [`LOOK_EVERY`], between two searches for disks that have no dirty
+/// data any more.
 const TIDY_LOOKS: u32 = 5;
 
 /// Number of checks between two reads of all orders to move disks. This number applies while etcd
@@ -130,7 +131,8 @@ impl ClusterService {
         opened
     }
 
-    /// Handles changes of this host's lease, waiting disks and orders, until dropped.
+    /// Handles changes of this host's lease, disks that this host waits for, and orders to move
+    /// disks, until the future is dropped.
     pub(crate) async fn tend(self: Arc<Self>) {
         let Some(cluster) = self.ownership.cluster().cloned() else { return std::future::pending().await };
         tokio::join!(cluster.hear(), self.tend_disks_of(&cluster));

@@ -30,7 +30,7 @@ const USEFUL_OFF: f64 = 0.005;
 /// Minimum rate of reads for advice, in reads per second.
 const READS_TELLING: f64 = 0.5;
 
-/// Weight of the newest sample in a rate.
+/// Weight of the newest sample in the moving average of a rate, 0 to 1.
 const NEWEST: f64 = 0.3;
 
 /// Request counters of each disk at the last sample, and moving averages of its rates.

@@ -1,16 +1,16 @@
 //! Removal of disks and of dirty data without help from the backing (`hob disk remove
 //! --discard-dirty`, `hob cache discard-dirty`).
 //!
-//! Both commands send no request to the backing. A disk that is removed is *abandoned*: its clients
-//! are disconnected, and requests that wait for its backing fail within about a second. A disk that
-//! is not removed keeps its backing. Requests that have waited longer than 1.5 s fail, so that no
-//! request is in flight when the cache is changed.
+//! Neither command sends a request to the backing. A disk that is removed is *abandoned*: its
+//! clients are disconnected, and requests that wait for its backing fail within about a second. A
+//! disk that is not removed keeps its backing. Requests that have waited longer than 1.5 s fail, so
+//! that no request is in flight when the cache is changed.
 //!
 //! Requests inside the kernel (a file on a hung filesystem) or inside a library cannot be
-//! cancelled. If the disk has such requests, it is abandoned even if it is not removed: the disk
-//! goes offline, and hob opens it again after the last such request has ended. Until then hob does
-//! not reuse the disk's id, the disk's file stays locked, and the memory of those requests stays in
-//! use.
+//! cancelled. If the disk has such requests, hob abandons the disk even if the command does not
+//! remove it: the disk goes offline, and hob opens it again after the last such request has ended.
+//! Until then hob does not reuse the disk's id, the disk's file stays locked, and the memory of
+//! those requests stays in use.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ use crate::shard_api::{Gone, ShardError, ShardHandle};
 use crate::state::{CacheSpec, JournalSpec};
 
 /// Maximum time that the removal of a disk waits for the disk's backing. After this time, hob fails
-/// the requests to the backing and removes the disk without it.
+/// the requests to the backing and removes the disk.
 const LEAVE_MAX: Duration = Duration::from_secs(30);
 
 /// Pause between two attempts to remove a disk from a shard that has refused the removal.
@@ -48,7 +48,7 @@ const DISABLE_TRIES: usize = 3;
 
 impl Disks {
     /// Closes a disk and removes it from its shard. If the backing does not answer in time, fails
-    /// the requests to the backing and removes the disk without it.
+    /// the requests to the backing and then removes the disk.
     pub(in crate::services) async fn leave_shard(
         &self,
         name: &str,
@@ -70,7 +70,7 @@ impl Disks {
     }
 
     /// Waits for the removal of a disk from its shard. If the backing does not answer in time,
-    /// fails the requests to the backing and removes the disk without it.
+    /// fails the requests to the backing and then removes the disk.
     async fn leave_in_time(
         &self,
         name: &str,
@@ -445,8 +445,8 @@ fn left_by_shard(name: &str) -> ApiError {
 }
 
 impl DiskEntry {
-    /// Records that the backing of the disk, which is closed now, may still execute requests of this
-    /// host.
+    /// Records that the backing of the disk, which is closed now, may still execute requests of
+    /// this host.
     pub(in crate::services) fn note_unanswered(&mut self) {
         self.unanswered_since = Some(Instant::now());
     }

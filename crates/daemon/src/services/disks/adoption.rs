@@ -93,7 +93,7 @@ impl Disks {
                     "the backing of {name} was never reached, so it is unknown whether the cache {owner} \
                      belongs to it"
                 )
-                .hint("make the backing available first; 'hob disk show' tells why the disk is offline"));
+                .hint("make the backing available first; 'hob disk show' shows why the disk is offline"));
             };
             if !content.is_of(&measure.info) {
                 return Err(conflict!(
@@ -132,7 +132,7 @@ struct OfflineCache {
     is_whole: bool,
 }
 
-/// Returns true if both are the same backing, possibly with different sizes.
+/// Returns true if `one` and `two` describe the same backing, possibly with different sizes.
 fn is_same(one: &BackingInfo, two: &BackingInfo) -> bool {
     let has_been = |now: &BackingInfo, then: &BackingInfo| {
         same_backing(now, then.size_bytes, &then.identity) != Same::No
@@ -149,8 +149,8 @@ impl Inner {
                  of this disk. Was hob's state directory lost or replaced?"
             )
             .hint(format!(
-                "connect each device with 'hob pool add-device {pool} PATH', or give it up with 'hob pool \
-                 remove-device {pool} {}'",
+                "connect each device with 'hob pool add-device {pool} PATH', or remove it from the \
+                 pool with 'hob pool remove-device {pool} {}'",
                 devices.split(", ").next().unwrap_or_default()
             )));
         }
@@ -159,7 +159,8 @@ impl Inner {
                  device may have dirty data of this disk"
             )
             .hint(format!(
-                "connect the device again, or give it up with 'hob pool remove-device {pool} DEVICE'"
+                "connect the device again, or remove it from the pool with 'hob pool \
+                 remove-device {pool} DEVICE'"
             )));
         }
         let Some((why, pool, owner)) = self.blocking_orphan(&self.disk(name)?.wanted, info) else {
@@ -243,9 +244,10 @@ impl Inner {
         None
     }
 
-    /// Returns the pool of the write-back cache of a disk that was never served, and the pool's
-    /// missing devices, if hob opened the pool without a saved state and these devices have been
-    /// missing since then. The missing devices may have dirty data of the disk.
+    /// Returns the pool of the disk's cache and the pool's missing devices, if these devices may
+    /// have dirty data of the disk. This is possible for a write-back cache of a disk that was
+    /// never served, if hob opened the pool without a saved state and the devices have been missing
+    /// since then.
     fn unseen_devices(&self, wanted: &DiskState) -> Option<(String, String)> {
         let writes_back = |spec: &&CacheSpec| spec.mode == Mode::WriteBack && spec.journal.is_some();
         let spec = wanted.cache.as_ref().filter(|_| wanted.is_new).filter(writes_back)?;
@@ -273,7 +275,7 @@ impl Inner {
             }
         }
         Err(not_found!("no pool has a cache {owner} that belongs to no disk")
-            .hint("'hob pool show POOL' lists caches of no disk"))
+            .hint("'hob pool show POOL' lists the caches that belong to no disk"))
     }
 
     /// Returns the settings of a disk's cache after the disk has adopted an orphan. The mode is

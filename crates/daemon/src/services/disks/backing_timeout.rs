@@ -58,8 +58,8 @@ impl Inner {
 }
 
 impl DiskState {
-    /// Returns why the backing timeout does not apply to the disk's backing, or applies only in some
-    /// outages. `None` if it applies in all outages.
+    /// Returns why the backing timeout does not apply to the disk's backing, or applies only in
+    /// some outages. `None` if it applies in all outages.
     pub(in crate::services) fn backing_timeout_reason(&self) -> Option<&'static str> {
         let format = self.image.as_ref().and_then(|image| image.format).map(|name| name.0);
         let format = format.unwrap_or_else(|| Format::assumed(Path::new(&self.backing)));

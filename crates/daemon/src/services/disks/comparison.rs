@@ -19,14 +19,14 @@ use crate::state::{Closed, JournalSpec};
 const SAMPLES: usize = 64;
 
 /// Maximum time for the comparison of a sample whose reads fail. Reads of unreadable sectors of a
-/// damaged backing fail quickly. If the backing has no connection, hob compares the sample again
-/// later.
+/// damaged backing fail quickly. If hob has lost the connection to the backing, it compares the
+/// sample again later.
 const FAILING_MAX: Duration = Duration::from_secs(5);
 
 /// The way in which the recovery reads the backing to compare it with the cache.
 pub(in crate::services) enum Source {
-    /// The backing itself, which no shard serves yet. The caller that opens the disk passes it, and
-    /// gets it back with [`own`](Source::own).
+    /// The backing itself, which no shard serves yet. The caller that opens the disk passes the
+    /// backing, and gets the backing back with [`own`](Source::own).
     Own(Backing),
     /// A backing that a shard serves and guests may change.
     Served(Served),
@@ -154,14 +154,15 @@ pub(super) async fn compare(
         _ if foreign.is_some() => format!("{} meanwhile", foreign.unwrap_or_default()),
         _ if acceptable.is_some() => acceptable.map(LaterChange::reason).unwrap_or_default(),
         (_, Same::Grown, Changed::Yes) => {
-            "its backing has grown while hob did not serve it, and may have been changed otherwise".to_owned()
+            "its backing has grown while hob did not serve it, and may have been changed in other ways"
+                .to_owned()
         }
         (false, Same::No, _) => format!(
             "its backing has {} bytes and had {} when the cache was in use",
             info.size_bytes, summary.disk_bytes
         ),
         (_, Same::No, _) => {
-            format!("its backing is another one than before: it is now {}", info.identity_text)
+            format!("its backing is not the same as before: it is now {}", info.identity_text)
         }
         (_, _, Changed::Yes) => "its backing was changed while hob did not serve it".to_owned(),
         _ => "its backing does not match the cached data".to_owned(),

@@ -17,7 +17,7 @@ const LOST: &str = "hob was killed, and the crash log of its write-back cache is
 
 impl Disks {
     /// Records that the next flush of each of the disk's guests must fail, to report the loss. Call
-    /// it before the disk is served. Returns a note for the operator.
+    /// this function before the disk is served. Returns a note for the operator.
     pub(super) async fn note_lost_records(&self, name: &str) -> Result<String> {
         {
             let mut inner = self.registry.inner();

@@ -11,8 +11,8 @@ use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
 use crate::api_error::{ApiError, Result, conflict};
 
-/// A cache in a pool, prepared for reading its dirty data. The value is created with the pool. The
-/// slow reading itself does not need the pool, which other operations can use meanwhile.
+/// A cache in a pool, prepared for reading its dirty data. Only the creation of this value needs
+/// the pool. Other operations can use the pool while the dirty data is read, which is slow.
 pub(in crate::services) struct Source {
     recovery: Recovery,
     reader: SectorReader,
@@ -68,8 +68,9 @@ impl Dirty {
         self.recovered.summary
     }
 
-    /// Reads every dirty sector in disk order. Calls `take` with each dirty byte range of the sector
-    /// and its data, or the reason why flash lost it. Stops at the first error of `take`.
+    /// Reads every dirty sector in disk order. Calls `take` with each dirty byte range of the
+    /// sector and its data, or the reason why flash lost the data. Stops at the first error of
+    /// `take`.
     pub(in crate::services) fn each<E>(
         &mut self,
         mut take: impl FnMut(Range<u64>, Result<&[u8], SectorLost>) -> Result<(), E>,

@@ -131,8 +131,8 @@ impl Disks {
         Ok(vec![format!("{} of dirty data is lost", Size(dirty).human())])
     }
 
-    /// Refuses to discard the cache of an offline disk that its shard still uses. Otherwise another
-    /// cache could get segments to which the shard still writes.
+    /// Refuses to discard the cache of an offline disk while a shard still uses this cache.
+    /// Otherwise another cache could get segments to which the shard still writes.
     pub(super) fn check_discardable(&self, name: &str) -> Result<()> {
         let inner = self.registry.inner();
         let disk = inner.disk(name)?;

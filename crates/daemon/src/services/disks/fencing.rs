@@ -89,7 +89,8 @@ pub(in crate::services) fn judge<E>(
 mod tests {
     use super::*;
 
-    /// Promise 2: a cache is bound to its backing's identity, and dropped when it does not match.
+    /// Promise 2: a cache is bound to its backing's identity, and is not used if the identity does
+    /// not match.
     #[test]
     fn every_case_has_its_verdict() {
         use Verdict::{Believe, Empty, Refuse, Verify as Compare};

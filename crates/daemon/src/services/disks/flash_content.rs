@@ -1,4 +1,5 @@
-//! Decides whether flash has all data of a persistent cache that the saved state mentions.
+//! Decides whether flash has all data that a persistent cache should have according to the saved
+//! state.
 //!
 //! Flash may have less data than the cache had, because a device is missing, was replaced by an
 //! older copy of itself, or is damaged. A cache that may have had dirty data is then refused,
@@ -60,8 +61,8 @@ pub(super) enum Empty {
     IsNew,
     /// Flash has no data of the cache that can be recovered.
     NoData,
-    /// Flash has only an older journal. The newest one was removed by hob, or was on a device that an
-    /// operator has removed from the pool.
+    /// Flash has only an older journal. hob has removed the newest journal, or an operator has
+    /// removed the device of the newest journal from the pool.
     Outdated,
     Damaged,
 }

@@ -31,7 +31,7 @@ impl Disks {
         };
         let error = match why {
             Some(why) => conflict!("{why}, so hob does not use the backing {backing} any more").hint(
-                "check the file; hob opens it again by itself, and discards the data that it has \
+                "check the file; hob opens the file again by itself, and discards the data that it has \
                  cached",
             ),
             None => conflict!("another program has taken over the backing {backing}").hint(

@@ -60,8 +60,8 @@ impl Disks {
         Ok(options)
     }
 
-    /// Returns the options for opening the backing of a disk that may not be on this host yet, the
-    /// image settings to save, and notes for the log.
+    /// Returns the options for opening the backing of a disk, the image settings to save, and notes
+    /// for the log. The disk may not be on this host yet.
     pub(in crate::services) async fn options_of(
         &self,
         wanted: &DiskState,

@@ -54,8 +54,8 @@ impl Disks {
     /// Releases the lock of a served disk's backing, after making every acknowledged write durable.
     ///
     /// # Errors
-    /// Returns a conflict if the disk has a cache, or another error if the backing's path leads to
-    /// another file: the program that asks for the release would open that file.
+    /// Returns a conflict if the disk has a cache. Returns another error if the backing's path now
+    /// leads to another file, because the program that asks for the release would open that file.
     pub(super) async fn unlock_backing(&self, name: &str) -> Result<()> {
         let (shard, id) = self.registry.shard_of(name)?;
         let (lock, path) = {

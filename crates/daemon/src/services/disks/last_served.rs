@@ -26,9 +26,9 @@ const RECORD_EVERY: Duration = Duration::from_secs(2);
 /// Maximum time that hob waits for the modification times of the backings' files.
 const TIMES_MAX: Duration = Duration::from_secs(5);
 
-/// Minimum time between hob's last record and a change of the backing that another program must
-/// have made, nanoseconds. A power cut loses the records of the last half minute, and a busy host
-/// delays records.
+/// A change of a backing later than hob's last record plus this time, in nanoseconds, was made by
+/// another program. A power cut loses the records of the last half minute, and a busy host delays
+/// records.
 const MARGIN_NS: u64 = 120_000_000_000;
 
 /// Maximum time by which the timestamp of a write can be earlier than a record that was made before
@@ -120,7 +120,8 @@ impl ServedDisk {
     }
 }
 
-/// The file that records when hob last served each disk. hob reads the file before its first use.
+/// The file that records when hob last served each disk. hob reads the file when the record is
+/// first used.
 #[derive(Debug, Default)]
 pub(super) struct Record {
     recorded: Mutex<Recorded>,

@@ -1,9 +1,9 @@
 //! The disk service: opens disks, assigns them to shards, recovers their caches, closes and removes
 //! them, and handles their images, parents and sizes.
 //!
-//! A higher layer decides which host may serve a disk and whether it is migrating. This service
-//! opens a disk through its [`DiskOwner`], which calls [`Disks::open_owned`] if this host may serve
-//! the disk.
+//! A higher layer decides which host may serve a disk, and migrates disks. This service opens a
+//! disk through its [`DiskOwner`], which calls [`Disks::open_owned`] if this host may serve the
+//! disk.
 //!
 //! Read [`opening`] first. The recovery of a cache is in [`recover`], [`comparison`] and
 //! [`recovering`]. [`fencing`], [`evidence`] and [`last_served`] decide whether a recovered cache
@@ -77,7 +77,8 @@ pub(super) trait DiskOwner: std::fmt::Debug + Send + Sync {
     /// Opens a disk if this host may serve it. The caller holds the disk's operation guard.
     fn open(self: Arc<Self>, disk: String, when: Open) -> Answer<Opened>;
 
-    /// Removes the records of a disk that is not on this host. Returns `None` if the disk is here.
+    /// Removes the records of a disk that is not on this host. Returns `None` if the disk is on
+    /// this host.
     fn remove_absent(self: Arc<Self>, disk: String) -> Answer<Option<DiskChanged>>;
 }
 

@@ -56,7 +56,8 @@ struct AddedDisk<'a> {
 /// Maximum length of a backing specification, in bytes.
 pub(in crate::services) const BACKING_CHARS_MAX: usize = 4096;
 
-/// Returns the error for a backing specification that is empty or longer than [`BACKING_CHARS_MAX`].
+/// Returns the error for a backing specification that is empty or longer than
+/// [`BACKING_CHARS_MAX`].
 pub(in crate::services) fn no_backing(backing: &str) -> ApiError {
     match backing.len() {
         0 => ApiError::invalid("a disk needs a backing: a path or an nbd:// URI"),
@@ -90,7 +91,10 @@ impl Disks {
             );
         }
         if let Err(why) = cluster.give_up(name, known, release).await {
-            tracing::warn!("disk {name}: its lease could not be released: {why}; it expires by itself");
+            tracing::warn!(
+                "disk {name}: cannot release it in the cluster: {why}; its ownership lock ends with the \
+                 lease of this host"
+            );
         }
     }
 
@@ -261,8 +265,8 @@ impl Disks {
         Ok(busy.map(|_| self.registry.guard_new_disk(&name)))
     }
 
-    /// Converts the error of opening a disk's backing. If another disk of this daemon has the backing
-    /// open, the error names that disk instead of "another process".
+    /// Converts the error of opening a disk's backing. If another disk of this daemon has the
+    /// backing open, the error names that disk instead of "another process".
     async fn name_holder(&self, name: &str, error: &OpenError) -> ApiError {
         let (OpenError::InUse { path } | OpenError::InUseByQemu { path, .. }) = error else {
             return open_error(error);
@@ -594,8 +598,8 @@ impl Disks {
         }
     }
 
-    /// Gives a cache of a disk that has just been opened as much of its configured size as
-    /// possible.
+    /// Adjusts the cache of a disk that has just been opened to its configured size, as far as the
+    /// pool has free space.
     pub(in crate::services) async fn fit_opened(&self, name: &str) {
         match self.pools.fit_cache(name, AllocationRule::AsFarAsPossible).await {
             Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),

@@ -2,11 +2,11 @@
 //! snapshot or a backing file, is served as a disk with its own cache. The parent's disk is created
 //! when the first such clone is opened, and is removed after the last clone.
 //!
-//! If an operator has added a disk for the same parent, hob uses that disk instead. A backing has a
-//! name for the content of a snapshot or a read-only image, which never changes. hob finds the
-//! parent of each clone by this name. The shard of the parent's disk serves the clones. While the
-//! parent's disk is offline, the clones read the parent's data through their own backings.
-//! [`changes`] detects images that change although they must not.
+//! If an operator has added a disk for the same parent, hob uses that disk instead. The content of
+//! a snapshot or a read-only image never changes, and the backing gives this content a name. hob
+//! finds the disk for the parent of each clone by this name. The shard of the parent's disk serves
+//! the clones. While the parent's disk is offline, the clones read the parent's data through their
+//! own backings. [`changes`] detects images that change although they must not.
 
 mod changes;
 

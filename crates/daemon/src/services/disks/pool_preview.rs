@@ -109,7 +109,7 @@ impl Disks {
 }
 
 impl Inner {
-    /// Returns the owner of a cache in a pool that belongs to no disk.
+    /// Parses the owner id of a cache in a pool, and checks that the cache belongs to no disk.
     pub(in crate::services) fn orphan(&self, pool: &str, owner: &str) -> Result<CacheOwner> {
         let owner: CacheOwner = owner.parse().map_err(ApiError::invalid)?;
         let entry = self.pool(pool)?;

@@ -50,7 +50,7 @@ pub(in crate::services) struct Kept {
     data: Vec<DataSegment>,
     /// The same data segments with the pool's device ids.
     pub(super) in_pool: Vec<DataSegment>,
-    /// The memory of the index and of the recovery.
+    /// The reserved memory for the recovery and for the index of the cache.
     memory: Reservation,
 }
 
@@ -71,7 +71,7 @@ pub(in crate::services) struct Reading {
     pub(super) later: Option<LaterChange>,
     /// Devices of the pool that are missing.
     missing: Vec<String>,
-    /// The memory of the index and of the recovery.
+    /// The reserved memory for the recovery and for the index of the cache.
     memory: Reservation,
     /// Highest number of a journal ring of the cache when the recovery started.
     pub(in crate::services) upto: u32,
@@ -526,7 +526,7 @@ struct Recovery {
     foreign: Option<String>,
     later: Option<LaterChange>,
     began: Instant,
-    /// The memory of the index and of the recovery.
+    /// The reserved memory for the recovery and for the index of the cache.
     memory: Reservation,
     /// Highest number of a journal ring of the cache when the recovery started.
     upto: u32,
@@ -613,8 +613,8 @@ fn damage_of(found: &Found) -> String {
 
 /// Returns true if the cache may hold dirty data. Only write-back creates dirty data, and
 /// write-back needs a journal. hob saves the mode durably before write-back starts, and after a
-/// drain that ends write-back. Returns true if the last mode is unknown, because `hob serve` saves
-/// no state.
+/// drain that ends write-back. Also returns true if the last mode is unknown, as after `hob serve`,
+/// which saves no state.
 fn allows_dirty(spec: &CacheSpec, journal: JournalSpec) -> bool {
     (spec.mode == Mode::WriteBack || journal.mode_unknown) && journal.ring > 0
 }
@@ -653,8 +653,8 @@ fn refused_without_devices(pool: &str, missing: &[String]) -> ApiError {
     let why = format!("its cache cannot be read: no device of pool {pool} is there");
     let (devices, first) = (missing.join(", "), missing.first().map_or("PATH", String::as_str));
     ApiError::conflict(why).hint(format!(
-        "restore {devices}, which hob looks for every few seconds, or give up a device with its dirty data with \
-         'hob pool remove-device {pool} {first} --yes'"
+        "restore {devices}, which hob looks for every few seconds, or remove a device and lose its \
+         dirty data with 'hob pool remove-device {pool} {first} --yes'"
     ))
 }
 

@@ -124,7 +124,7 @@ impl Disks {
         Ok(RecoveringCache { reading, served: Served { info, reader, shard, id } })
     }
 
-    /// Waits for the recovered cache of a served disk, and gives it to the disk.
+    /// Waits for the recovery of a served disk's cache, and then puts the cache into service.
     pub(in crate::services) async fn await_cache(
         &self,
         name: &str,
@@ -180,8 +180,8 @@ impl Disks {
         Ok(notes)
     }
 
-    /// Lets waiting writes to a disk pass before its cache is recovered. First invalidates the old
-    /// journal rings on flash, so that the cache is empty after a crash.
+    /// Lets the shard execute the waiting writes of a disk before the disk's cache is recovered.
+    /// First invalidates the old journal rings on flash, so that the cache is empty after a crash.
     pub(in crate::services) async fn let_changes_pass(&self, id: DiskId) {
         let (name, spec, rings, flash, size_bytes, shard) = {
             let inner = self.registry.inner();

@@ -1,6 +1,6 @@
 //! The memory of recoveries. At the start, hob recovers all persistent caches at the same time, and
-//! each recovery takes its memory only little by little. So a recovery reserves its memory before it
-//! begins.
+//! each recovery takes its memory only little by little. So a recovery reserves its memory before
+//! it begins.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,15 +16,15 @@ pub(super) struct RecoveryMemory {
     reserved: Mutex<Reserved>,
 }
 
-/// Sums over the recoveries in progress, in bytes.
+/// Number of recoveries in progress, and their memory in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reserved {
     /// Number of recoveries in progress.
     recoveries: usize,
     /// Available memory before the first of these recoveries began.
     available: u64,
-    /// The part of `available` for these recoveries, and for the indexes of the caches that were
-    /// recovered since then.
+    /// The part of `available` that is reserved for these recoveries, and for the indexes of the
+    /// caches that were recovered since then.
     bytes: u64,
 }
 
@@ -33,8 +33,8 @@ impl RecoveryMemory {
         self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves the memory of a cache until its recovery ends. Returns an error if the memory of the
-    /// host is too small for this recovery beside the other ones.
+    /// Reserves the memory of a cache until its recovery ends. Returns an error if the memory of
+    /// the host is too small for this recovery in addition to the other recoveries in progress.
     pub(super) fn reserve(
         self: &Arc<RecoveryMemory>,
         host: HostMemory,
@@ -64,7 +64,7 @@ impl RecoveryMemory {
     }
 }
 
-/// The reserved memory of one recovery. Dropping it ends the reservation.
+/// The reserved memory of one recovery. Dropping this value ends the reservation.
 #[derive(Debug)]
 pub(super) struct Reservation {
     of: Arc<RecoveryMemory>,

@@ -274,8 +274,8 @@ impl DiskEntry {
 }
 
 impl Inner {
-    /// Refuses to close and open a disk again if the disk must stay open, or if the change is one
-    /// of a fixed access.
+    /// Refuses to close a disk and open it again if the disk must stay open. In a cluster, also
+    /// refuses to change the disk's access.
     fn check_reopening(&self, name: &str, changes_access: bool, in_cluster: bool) -> Result<(), ApiError> {
         let disk = self.disk(name)?;
         let clones = self.clones_of(name);

@@ -23,11 +23,12 @@ use crate::shard_api::ShardHandle;
 /// Disk sizes are multiples of this number of bytes.
 const UNIT_BYTES: u64 = 512;
 
-/// How hob gets to know that the export of an NBD server has grown.
+/// Advice for an operator whose NBD server has enlarged its export: what makes hob read the new
+/// size.
 const SIZE_OF_CONNECTION: &str = "an NBD server reports a new size only to new connections, so let the \
     server close hob's connection, which hob opens again by itself";
 
-/// Probes of the backing of a served disk.
+/// Objects that examine the backing of a served disk.
 #[derive(Debug)]
 pub(in crate::services) struct Measure {
     /// Measures the current size of the backing.
@@ -173,7 +174,7 @@ impl Disks {
         }
     }
 
-    /// Refuses a size with more blocks than a cache can number.
+    /// Refuses a size with more blocks than the disk's cache supports.
     fn check_blocks(&self, name: &str, size: u64) -> Result<()> {
         let inner = self.registry.inner();
         let Some(spec) = inner.disk(name)?.cache() else { return Ok(()) };

@@ -92,8 +92,8 @@ impl Disks {
         self.exports.check_paths(name, socket, patch.fuse.as_deref().and_then(set_value))
     }
 
-    /// Refuses a request that closes the disk and opens it again, if this is not possible now. Changes
-    /// nothing.
+    /// Refuses a request that closes the disk and opens it again, if this is not possible now.
+    /// Changes nothing.
     pub(super) async fn check_open_settings(
         &self,
         name: &str,

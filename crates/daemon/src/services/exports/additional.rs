@@ -1,6 +1,6 @@
-//! The exports of a disk: its own export, and additional exports with fewer rights or without
-//! effect on the cache. NBD clients select an export by name. An export can also be a file and a
-//! vhost-user socket.
+//! The exports of a disk: its own export, and additional exports, which can have fewer rights or
+//! leave the cache's content unchanged. NBD clients select an export by name. An export can also be
+//! a file and a vhost-user socket.
 
 use hob_control::{Export as ExportSpec, check_name};
 use hob_engine::io::Promote;
@@ -55,8 +55,8 @@ impl ExportService {
         self.registry.save().await
     }
 
-    /// Opens an additional export of a disk to all its front ends. An export of an offline disk is
-    /// opened when the disk comes online.
+    /// Opens an additional export of a disk on all front ends that the export has. An export of an
+    /// offline disk is opened when the disk comes online.
     async fn open_export(&self, disk: &str, export: &ExportSpec) -> Result<()> {
         // The disk's own export exists while the disk is online.
         let Some(own) = self.table.get(disk) else { return Ok(()) };

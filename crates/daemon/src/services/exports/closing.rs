@@ -79,9 +79,9 @@ impl ExportService {
 }
 
 impl DiskEntry {
-    /// Records that recovery of the closed cache of the disk needs no crash log, although its journal
-    /// is not marked as closed. Returns true if the state must be saved, which the caller does before
-    /// it removes the crash log.
+    /// Records that recovery of the closed cache of the disk needs no crash log, although its
+    /// journal is not marked as closed. Returns true if the state must be saved, which the caller
+    /// does before it removes the crash log.
     pub(in crate::services) fn expect_no_crash_log(&mut self) -> bool {
         // Without a cache in service, the crash log of an earlier daemon is still there.
         if !self.has_cache || self.recovering.is_some() {

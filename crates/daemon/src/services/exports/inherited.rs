@@ -20,8 +20,8 @@ use crate::services::registry::DiskEntry;
 pub(crate) struct InheritedFile {
     /// Mount point of the file.
     pub(crate) path: PathBuf,
-    /// /dev/fuse connection. The connection is closed before the mount is dropped, so that no
-    /// access waits for a reply.
+    /// Open descriptor of /dev/fuse. It is closed before the mount is dropped, so that no access to
+    /// the file waits for a reply.
     pub(crate) device: OwnedFd,
     /// The mount; dropping it unmounts the file.
     pub(crate) mount: Mount,

@@ -26,7 +26,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Sets the remedy of the difference.
+    /// Sets how the difference can be resolved.
     pub(super) fn by(mut self, remedy: ConfigRemedy) -> Found {
         self.difference.by = remedy;
         self

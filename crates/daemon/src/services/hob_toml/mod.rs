@@ -240,7 +240,7 @@ impl HobToml {
     }
 
     /// Applies the changes in hob.toml since the last reload, except those that empty a cache or
-    /// remove an object. Logs the differences that were made by command, and leaves them. Changes
+    /// remove an object. Differences that were made by command are logged and not resolved. Changes
     /// for which guests must be disconnected are made later, because guests are about to connect
     /// again.
     pub(super) async fn apply_changed(&self, config: &Config) {
@@ -390,8 +390,8 @@ impl HobToml {
         self.registry.inner().config_pending.retain(is_found);
     }
 
-    /// Makes the changes, and returns those that were not made. Changes that empty a cache or remove
-    /// an object need `yes`.
+    /// Makes the changes, and returns those that were not made. Changes that empty a cache or
+    /// remove an object need `yes`.
     async fn make_all(&self, found: Vec<Found>, yes: bool) -> (ConfigApplied, Vec<PendingChange>) {
         let (mut applied, mut unmade) = (ConfigApplied::default(), Vec::new());
         let is_made = |difference: &ConfigDifference| yes || difference.by == ConfigRemedy::Apply;
@@ -500,8 +500,7 @@ impl HobToml {
     }
 }
 
-/// Returns the effect of an action that was taken, without the condition under which the change would
-/// have failed.
+/// Returns the text of an action without its condition: the part from ", unless" on.
 fn effect_of(action: &str) -> &str {
     action.split_once(", unless ").map_or(action, |(effect, _)| effect)
 }

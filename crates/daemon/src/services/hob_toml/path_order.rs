@@ -71,9 +71,9 @@ fn takes_path_of(it: &Found, other: &Found) -> bool {
     new_paths(it).iter().any(|path| given_up.contains(path))
 }
 
-/// Adds a step that releases the present paths of the first change with such paths, and returns
-/// `None`. If no change has paths to release, removes and returns the first change, so that the
-/// caller makes progress.
+/// Finds the first change whose disk or export still has its present paths, adds a step that
+/// releases these paths, and returns `None`. If there is no such change, removes and returns the
+/// first change, so that the caller makes progress.
 fn release_first(moves: &mut Vec<Move>, steps: &mut Vec<Step>) -> Option<Move> {
     for it in moves.iter_mut().filter(|it| it.back.is_none()) {
         if let Some((release, back)) = release(&mut it.found) {

@@ -181,10 +181,10 @@ impl Task {
         self.incoming.shared.facts().cache
     }
 
-    /// Returns true if the task has handled its first input, neither waits for the disk nor owns
-    /// it, and no call waits for an answer. A task whose disk is served while the ownership is not
-    /// recorded yet is not idle, because it tries again to write the ownership record at the next
-    /// `Yours` call.
+    /// Returns true if the task has handled its first input, no call waits for an answer, and this
+    /// host neither waits for the disk nor owns it. A task whose disk is served while the ownership
+    /// is not recorded yet is not idle, because it tries again to write the ownership record at the
+    /// next `Yours` call.
     fn is_idle(&self) -> bool {
         self.has_input && self.destination.is_idle() && self.acts.is_empty() && self.callers.is_empty()
     }

@@ -325,7 +325,8 @@ impl Leaving {
     }
 }
 
-/// Returns the session of the owner's next attempt.
+/// Returns the session in which the owner of a disk with this record next tries to migrate the
+/// disk.
 pub(super) fn next_session(record: Record) -> Session {
     match record {
         Record::Owner { generation, attempts } => Session { generation, attempt: attempts + 1 },

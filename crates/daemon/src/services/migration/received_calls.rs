@@ -266,7 +266,7 @@ impl Migrations {
 pub(crate) struct DataIn(Arc<ReadyConnections>);
 
 impl DataIn {
-    /// Adds the connection to the ready ones.
+    /// Adds a connection to the queue of ready data connections.
     pub(crate) fn put(&self, connection: super::DataConnection) {
         self.0.put(connection);
     }

@@ -36,8 +36,7 @@ pub(super) enum Input {
     Acted(Ticket, Result<(), String>, Option<Box<Regions>>),
     /// The answer to a call, or its failure.
     Answered(Ticket, Result<CallAnswer, PeerError>),
-    /// A command of the operator. The sender's answer is false if the migration had gone too far
-    /// for the command.
+    /// A command of the operator. The channel gets false if it is too late for the command.
     Order(Order, oneshot::Sender<bool>),
 }
 
@@ -71,7 +70,7 @@ struct Task {
     sender: mpsc::UnboundedSender<Input>,
     /// Two connections to the destination, because one may still be busy with an abandoned call.
     peers: [Arc<tokio::sync::Mutex<Peer>>; 2],
-    /// The call in progress.
+    /// The task of the call to the destination that is in progress.
     call: Option<JoinHandle<()>>,
     /// Kind of the call in progress.
     asked: Asked,

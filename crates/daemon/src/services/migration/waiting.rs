@@ -82,8 +82,8 @@ impl Migrations {
 }
 
 impl Inner {
-    /// Returns true if the pool still has segments of a write-back cache of the disk, or if the pool
-    /// is absent.
+    /// Returns true if the pool still has segments of a write-back cache of the disk, or if the
+    /// pool is absent.
     fn may_have_dirty(&self, disk: &DiskEntry) -> bool {
         let Some(spec) = disk.cache().filter(|spec| spec.mode == Mode::WriteBack) else { return false };
         let Some(journal) = spec.journal else { return false };

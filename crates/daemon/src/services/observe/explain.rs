@@ -15,18 +15,19 @@ use super::Observe;
 use super::figures::percent;
 use crate::api_error::{ApiError, ErrorKind, Result};
 
-/// Percentage of a cache's blocks. A cache with data in fewer of its blocks is still warming.
+/// A cache with data in less than this percentage of its blocks is still warming.
 const FULL_PERCENT: f64 = 95.0;
 
-/// Percentage of hits. A full cache with a smaller percentage is reported as too small.
+/// A full cache with a smaller percentage of hits than this is reported as too small.
 const LOW_HITS_PERCENT: f64 = 50.0;
 
-/// Percentage of valid sectors in a cache's blocks. A cache with a smaller percentage is reported
-/// as having too large blocks.
+/// A cache whose blocks have a smaller percentage of valid sectors than this is reported as having
+/// too large blocks.
 const SPARSE_PERCENT: f64 = 50.0;
 
-/// Percentage of reads. A cache that is not full is still warming while a larger percentage of the
-/// recent reads are first reads of their data, and a larger percentage of the latest reads miss.
+/// A cache that is not full is still warming under two conditions: more than this percentage of the
+/// recent reads are first reads of their data, and more than this percentage of the latest reads
+/// miss.
 const FIRST_PERCENT: f64 = 5.0;
 
 /// Difference between the expected and the measured hit ratio, percentage points. hob explains

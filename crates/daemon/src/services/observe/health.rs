@@ -217,8 +217,8 @@ impl Observe {
                     || ["hob pool remove-device", "hob config apply"].iter().any(|it| reason.contains(it));
                 if kind == ProblemKind::DeviceOffline && !is_explained {
                     reason = format!(
-                        "{reason}; restore the device, which hob opens again by itself, or give it up with \
-                         'hob pool remove-device {subject}'"
+                        "{reason}; restore the device, which hob opens again by itself, or remove it \
+                         from the pool with 'hob pool remove-device {subject}'"
                     );
                 }
                 problems.push(problem(kind, &subject, reason));

@@ -16,12 +16,12 @@ use super::Observe;
 /// Interval between two checks of the filesystem's free space.
 pub(in crate::services) const SPACE_EVERY: Duration = Duration::from_secs(10);
 
-/// Free space below which a filesystem may be nearly full, bytes. A state with the maximum number of
-/// disks, 4,096 with about 2 KiB each, and its spare file take 16 MiB.
+/// Free space below which a filesystem may be nearly full, bytes. A state with the maximum number
+/// of disks, 4,096 with about 2 KiB each, and its spare file take 16 MiB.
 const FREE_BYTES_MIN: u64 = 16 << 20;
 
-/// Divisor of a filesystem's size. If less space than the quotient is free, the filesystem may be
-/// nearly full. On a small filesystem that only hob uses, less than 16 MiB is normal.
+/// A filesystem may be nearly full if its free space is less than its size divided by this number.
+/// On a small filesystem that only hob uses, less than 16 MiB is normal.
 const FREE_PART_MIN: u64 = 100;
 
 /// The latest check of the free space of the filesystem with the state directory.

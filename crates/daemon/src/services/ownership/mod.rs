@@ -184,7 +184,8 @@ impl Ownership {
     }
 
     /// Records in etcd that a disk has no dirty data any more, so that other hosts may acquire it.
-    /// `is_drained` returns true if a migration that holds the operation guard has drained the disk.
+    /// `is_drained` returns true if a migration that holds the operation guard has drained the
+    /// disk.
     pub(super) async fn unmark_if_clean(&self, name: &str, is_drained: impl Fn() -> bool) {
         let Some(cluster) = self.cluster() else { return };
         let writes_through = || self.registry.wish(name).is_ok_and(|(_, dirty)| !dirty);

@@ -38,8 +38,8 @@ impl Orders {
         self.known().seen.is_empty()
     }
 
-    /// Returns the host to which a disk is moving, if it is another host and the order was updated
-    /// within [`PROMISED_MAX`].
+    /// Returns the host to which a disk is moving, if that is not this host and the order was
+    /// updated within [`PROMISED_MAX`].
     pub(in crate::services) fn promised(&self, disk: &str, own_name: &str) -> Option<String> {
         let known = self.known();
         if let Some(to) = known.giving.get(disk) {

@@ -1,11 +1,11 @@
-//! Adjustment of a shard's cache to its configuration: allocating and releasing segments, applying
-//! settings, and moving data off devices.
+//! Adjusts a disk's cache on its shard to the configuration: allocates and releases segments,
+//! applies settings, and moves data off devices.
 //!
-//! A change to the structure of a persistent cache needs a new ring for its journal
-//! ([`Pools::restructure`]). The engine refuses changes that would lose dirty data. After such a
-//! refusal, the cache is drained and the change repeated. For a change that only releases segments,
-//! hob destages only the dirty data in these segments, and writes of guests continue to go to
-//! flash.
+//! A change of a persistent cache's segments, block size or layout needs a new ring for the cache's
+//! journal ([`Pools::restructure`]). The engine refuses changes that would lose dirty data. After
+//! such a refusal, the cache is drained and the change repeated. For a change that only releases
+//! segments, hob destages only the dirty data in these segments, and writes of guests continue to
+//! go to flash.
 
 use std::collections::BTreeSet;
 
@@ -35,8 +35,9 @@ pub(in crate::services) enum AllocationRule {
 
 impl Pools {
     /// Adjusts a disk's cache to the configuration: its size on flash, its replicas on a peer, and
-    /// its memory tier. Returns notes about deviations. The cache of an offline disk is created
-    /// when the disk comes online. The caller holds the disk's operation guard.
+    /// its memory tier. Returns notes about differences that remain, for example because the pool
+    /// has too little space. The cache of an offline disk is created when the disk comes online.
+    /// The caller holds the disk's operation guard.
     pub(in crate::services) async fn fit_cache(
         &self,
         name: &str,
@@ -149,7 +150,7 @@ impl Pools {
         }
     }
 
-    /// Gives the shard's disk an empty cache.
+    /// Creates an empty cache for a disk on the disk's shard.
     async fn enable_empty(&self, name: &str, segments: &[DataSegment]) -> Result<Vec<Segment>> {
         let config = {
             let inner = self.registry.inner();
@@ -186,7 +187,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Empties the shard's cache.
+    /// Empties a disk's cache on its shard.
     pub(in crate::services) async fn empty(&self, name: &str) -> Result<()> {
         let (pool, segments) = {
             let inner = self.registry.inner();
@@ -251,7 +252,7 @@ impl Pools {
 
     /// Removes a drained cache from the shard. The caller has replaced the cache's journal id in
     /// the saved configuration. `former` is the journal that the cache still uses; this function
-    /// may give it a new ring. If the removal fails, the caller restores `former` in the
+    /// may give that journal a new ring. If the removal fails, the caller restores `former` in the
     /// configuration before writes go to flash again.
     pub(super) async fn take_replaced_cache(
         &self,
@@ -391,9 +392,9 @@ impl Pools {
         self.fit_memory(name).await.map(drop)
     }
 
-    /// Changes the structure of the shard's cache to `segments_after` data segments. Provides a new
-    /// journal ring if the cache has a journal, and drains the cache if necessary. Returns the
-    /// released segments.
+    /// Makes a change that needs a new journal ring: allocates the ring if the cache has a journal,
+    /// drains the cache if necessary, and sends `change` to the shard. The cache then has
+    /// `segments_after` data segments. Returns the released segments.
     pub(in crate::services) async fn restructure(
         &self,
         name: &str,
@@ -403,7 +404,7 @@ impl Pools {
         self.restructure_after(name, segments_after, None, change).await
     }
 
-    /// Releases `count` segments of the shard's cache, so that `segments_after` remain. Returns the
+    /// Releases `count` segments of a disk's cache, so that `segments_after` remain. Returns the
     /// released segments.
     pub(in crate::services) async fn shrink(
         &self,
@@ -416,8 +417,8 @@ impl Pools {
         self.restructure_after(name, segments_after, vacates, shrink).await
     }
 
-    /// Changes the structure like `restructure`. For a change that only releases some segments,
-    /// destages only the dirty data in these segments, and writes of guests continue to go to
+    /// Makes a change like `restructure`. If the change only releases some segments (`vacates`),
+    /// hob destages only the dirty data in these segments, and writes of guests continue to go to
     /// flash.
     async fn restructure_after(
         &self,
@@ -511,7 +512,7 @@ impl Pools {
     }
 
     /// Moves a disk's cache from a device to others, as far as there is space. The caller holds the
-    /// disk's operation guard. Returns by how much the cache has become smaller.
+    /// disk's operation guard. Returns a note if the cache has become smaller.
     pub(in crate::services) async fn leave_device(
         &self,
         name: &str,
@@ -652,13 +653,13 @@ impl Pools {
     }
 }
 
-/// Why the structure of a cache was not changed.
+/// Why a change of a cache with [`Pools::restructure`] failed.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::services) enum Restructure {
-    /// Failure before the shard was asked.
+    /// The change failed before hob sent it to the shard.
     #[error(transparent)]
     Refused(#[from] ApiError),
-    /// Refusal by the shard.
+    /// The shard refused the change.
     #[error(transparent)]
     Shard(#[from] ShardError),
 }

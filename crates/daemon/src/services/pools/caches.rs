@@ -1,5 +1,5 @@
-//! Commands that change caches: each changes the configuration in the disk's entry, then adjusts
-//! the shard's cache.
+//! Commands that change caches: each command changes the configuration in the disk's entry, and
+//! then adjusts the cache on the disk's shard.
 //!
 //! hob saves the state that it needs after a crash in this order. It saves that a cache is
 //! persistent before it writes the cache's journal. It saves the mode write-back before the cache
@@ -161,7 +161,8 @@ impl Pools {
         self.finish_disk(name, guard, notes).await
     }
 
-    /// Changes the settings of a cache with the least disruption.
+    /// Changes the settings of a cache. Removes or empties the cache only if one of these settings
+    /// requires that. After a failure, restores the earlier settings.
     async fn reconfigure(
         &self,
         name: &str,
@@ -263,7 +264,7 @@ impl Pools {
         self.observe.disk_changed(name, Vec::new())
     }
 
-    /// Applies those settings to the shard's cache that keep its contents.
+    /// Sends the shard those cache settings that can change without emptying the cache.
     pub(in crate::services) async fn tune(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<()> {
         let config = {
             let inner = self.registry.inner();
@@ -320,7 +321,7 @@ impl Inner {
         ))
     }
 
-    /// Refuses to empty the cache of a disk that has none or is not served.
+    /// Refuses to empty the cache of a disk that has no cache or is not served.
     pub(in crate::services) fn check_clear(&self, name: &str) -> Result<()> {
         let disk = self.disk(name)?;
         disk.cache().ok_or_else(|| no_cache(name))?;

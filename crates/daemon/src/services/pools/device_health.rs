@@ -58,7 +58,7 @@ impl Pools {
                     tracing::error!("disk {name}: cannot move its cache away from a failed device: {error}");
                     if let Ok(disk) = self.registry.inner().disk_mut(&name) {
                         disk.cache_reason =
-                            Some(format!("it lies on a failed device: {}", error.problem.error));
+                            Some(format!("it is on a failed device: {}", error.problem.error));
                     }
                 }
             }

@@ -502,7 +502,8 @@ impl Pools {
         Ok(PoolChanged { pool: None, notes: Vec::new() })
     }
 
-    /// Retries to open devices that could not be opened. Returns true if one is online again.
+    /// Tries again to open devices that could not be opened. Returns true if one of them is online
+    /// now.
     pub(in crate::services) async fn retry_devices(&self, pool: &str) -> bool {
         let Ok(_guard) = self.registry.guard_pool(pool, OPENING) else { return false };
         let (flash, uuid, offline) = {
@@ -613,7 +614,8 @@ impl crate::services::registry::Inner {
         self.disks.values().filter(uses).map(|disk| disk.wanted.name.clone()).collect()
     }
 
-    /// Refuses to create a pool with an invalid or used name, too many pools, or devices in use.
+    /// Refuses to create a pool if its name is invalid or in use, if there are too many pools, or
+    /// if one of its devices is in use.
     pub(in crate::services) fn check_new_pool(&self, create: &PoolCreate) -> Result<()> {
         let name = &create.name;
         check_name(name).map_err(|error| invalid!("'{name}' cannot be a pool's name: {error}"))?;

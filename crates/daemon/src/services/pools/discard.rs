@@ -17,8 +17,8 @@ use crate::shard_api::{ShardError, ShardHandle};
 /// requests.
 const GRACE: Duration = Duration::from_millis(1500);
 
-/// Interval at which hob fails waiting requests again. A request may send another I/O to the
-/// backing after its first I/O has failed.
+/// After [`GRACE`], interval at which hob fails all requests that wait for the backing. One pass is
+/// not enough: a request may send another I/O to the backing after its first I/O has failed.
 const EXPIRE_EVERY: Duration = Duration::from_millis(250);
 
 /// Time after which a change counts as blocked by requests that cannot be cancelled.
@@ -146,7 +146,8 @@ impl Pools {
     }
 }
 
-/// Returns the refusal of a command while another change of the disk waits for flash.
+/// Returns the error for a command that hob refuses because another change of the disk waits for
+/// flash.
 fn waits_for_flash(name: &str, busy: &str, flash: &str) -> ApiError {
     conflict!("{name} is being {busy}, and its flash device {flash} does not answer").hint(
         "repeat the command when the device answers or fails; disconnect a device that never answers \

@@ -198,8 +198,8 @@ impl Pools {
     }
 
     /// Waits until the backing answers and takes writes. Then switches the cache to write-through
-    /// and drains it with [`Pools::clean`]. The cache keeps its write mode during the wait. After an
-    /// error, the cache has the configured mode.
+    /// and drains it with [`Pools::clean`]. The cache keeps its write mode during the wait. After
+    /// an error, the cache has the configured mode.
     pub(in crate::services) async fn clean_while_answering(
         &self,
         name: &str,

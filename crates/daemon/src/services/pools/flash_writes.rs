@@ -34,7 +34,7 @@ use crate::state::create_private;
 pub(in crate::services) const COUNT_EVERY: Duration = Duration::from_nanos(ROUND_NS);
 
 /// Time between two writes of the file with the accounts. A crash loses the counts since the last
-/// write of the file, at most those of this time.
+/// write of the file, at most the counts of one such interval.
 const KEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// Name of the file with the accounts, in the state directory.
@@ -103,8 +103,8 @@ struct KeptPool {
     at_ns: u64,
     /// UUID of the pool, so that a new pool with the same name starts with an empty account.
     uuid: Option<String>,
-    /// The budget that was saved for later writes, and the loan, which later budget repays, in
-    /// bytes; absent without a budget.
+    /// Saved budget in bytes, negative for a debt, and loan in bytes: past writes that later budget
+    /// must still repay. Absent without a budget.
     budget: Option<(i64, u64)>,
     /// History of flash writes: start and step in nanoseconds, and the bytes of each step.
     history: (u64, u64, Vec<u64>),

@@ -8,8 +8,8 @@
 //! 3. a new cache in place of the old one. The state file records this first, so that the old data
 //!    is never used again. Without space for a new cache, the disk continues without one.
 //!
-//! The cache of an offline disk that its shard could not remove only gets a new journal, and is then
-//! closed.
+//! The cache of an offline disk that its shard could not remove only gets a new journal, and is
+//! then closed.
 //!
 //! Unreadable dirty data is not discarded here. Only a command discards it (`hob cache
 //! discard-dirty`).
@@ -219,9 +219,9 @@ impl Pools {
         self.tune(name, &shard, id).await
     }
 
-    /// Removes a drained cache, whatever its journal says, and creates a new cache. Write-back stays
-    /// off until the saved state names the journal in service: dirty data must not belong to a cache
-    /// that the next daemon does not know.
+    /// Removes a drained cache, whatever its journal says, and creates a new cache. Write-back
+    /// stays off until the saved state names the journal in service: dirty data must not belong to
+    /// a cache that the next daemon does not know.
     async fn replace_cache(&self, name: &str, shard: &ShardHandle, id: DiskId) -> Result<()> {
         let (old, pool) = {
             let mut inner = self.registry.inner();
@@ -248,7 +248,8 @@ impl Pools {
         }
         self.refresh_owners(&pool).await;
         if let Err(error) = self.fit_cache(name, AllocationRule::AsFarAsPossible).await {
-            let reason = format!("its journal could not be written, nor a new cache be made: {error}");
+            let reason =
+                format!("its journal could not be written, and a new cache could not be created: {error}");
             tracing::error!("disk {name}: it continues without a cache: {reason}");
             self.registry.inner().disk_mut(name)?.cache_reason = Some(reason);
         }

@@ -1,5 +1,5 @@
-//! The memory of caches: the limit on the size of an index; the limits on the size of a memory
-//! tier, and its allocation on the shards.
+//! Limits of the memory of caches: the size of an index, and the size of a memory tier. Also
+//! allocates memory tiers on the shards.
 
 use hob_control::Size;
 use hob_engine::command::{MEMORY_PAGE_BYTES_MAX, MemoryConfig};
@@ -58,7 +58,7 @@ impl CacheMemory {
     }
 }
 
-/// A new cache or a change of a cache whose memory is to be checked.
+/// A new cache, or a change of a cache, for which hob checks whether this host has enough memory.
 struct IndexChange {
     /// Size of the cache after the change.
     bytes: u64,
@@ -164,8 +164,8 @@ impl Inner {
         check_index_of(HostMemory::look(), &change)
     }
 
-    /// Returns the memory that the recovery of all caches needs in addition to their indexes, except
-    /// the cache of disk `name`, bytes.
+    /// Returns the memory that the recovery of all caches needs in addition to their indexes,
+    /// except the cache of disk `name`, bytes.
     fn recovery_bytes_besides(&self, name: &str) -> u64 {
         let of = |disk: &DiskEntry| {
             let spec = disk.cache()?;

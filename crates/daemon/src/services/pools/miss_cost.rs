@@ -1,9 +1,9 @@
-//! The recent cost of a miss of a disk. Pools are divided among their shared caches by it
-//! ([`super::sharing`]).
+//! The recent cost of a miss of a disk: the time that a hit would have saved. hob uses this cost to
+//! divide a pool among its shared caches ([`super::sharing`]).
 //!
-//! The cost follows the last few thousand I/Os. An I/O that waited while the backing was away
-//! has the latency of the outage, and must not decide: a few such I/Os would outweigh all others
-//! since the disk was opened.
+//! The cost follows the last few thousand I/Os. An I/O that waited during an outage of the backing
+//! has the latency of the outage. The mean latencies here are limited, because a few such I/Os
+//! would outweigh all others.
 
 use hob_engine::stats::DeviceIoStats;
 
@@ -13,16 +13,16 @@ const IOS_MIN: f64 = 64.0;
 /// Number of recent I/Os that determine a mean latency. Earlier I/Os have little weight.
 const IOS_KEPT: f64 = 4096.0;
 
-/// Minimum cost of a miss, as a part of the backing's latency: one in this number. A hit relieves
-/// the backing even if flash is no faster, and a latency difference near zero is noise.
+/// The cost of a miss is at least the backing's latency divided by this number. A hit relieves the
+/// backing even if flash is no faster than the backing.
 const COST_MIN_PART: f64 = 4.0;
 
-/// Maximum ratio of the mean latency of one period to the mean latency before. Higher means count
-/// as this one.
+/// Maximum ratio of the mean latency of one period to the mean latency before. A higher mean
+/// latency is reduced to this ratio.
 const RISE_MAX: f64 = 4.0;
 
-/// Maximum mean latency of one period, nanoseconds. Higher means count as this one, because the
-/// I/Os waited for a device that was away.
+/// Maximum mean latency of one period, nanoseconds. A higher mean latency is reduced to this
+/// maximum, because its I/Os waited for a device that did not answer.
 const LATENCY_MAX_NS: f64 = 1e9;
 
 /// Mean latency up to which [`RISE_MAX`] does not apply, nanoseconds.
@@ -36,9 +36,9 @@ pub(super) struct MissCost {
 }
 
 impl MissCost {
-    /// Takes the present counts of the disk's I/O, and returns the time that a hit saves: the
-    /// recent latency of the backing minus that of flash, nanoseconds. Returns 0 if there were too
-    /// few backing I/Os for an estimate.
+    /// Updates the latencies from the present counts of the disk's I/O. Returns the time that a hit
+    /// saves: the recent latency of the backing minus that of flash, nanoseconds. Returns 0 if
+    /// there were too few backing I/Os for an estimate.
     pub(super) fn update(&mut self, backing: &DeviceIoStats, flash: &DeviceIoStats) -> u64 {
         self.backing.update(backing);
         self.flash.update(flash);
@@ -53,7 +53,7 @@ impl MissCost {
 /// The recent mean latency of one kind of I/O.
 #[derive(Clone, Copy, Debug, Default)]
 struct Latency {
-    /// Number of I/Os and the sum of their latencies at the previous update.
+    /// Number of I/Os at the previous update. The next field has the sum of their latencies.
     seen_ios: u64,
     seen_ns: u64,
     /// Number of I/Os that the mean is based on, at most [`IOS_KEPT`].

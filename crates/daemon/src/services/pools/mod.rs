@@ -65,8 +65,8 @@ service! {
         observe: Observe,
         peers: Arc<PeerAccess>,
     } with {
-        /// Locked while the replicas in an ownership record are changed, so that two changes cannot
-        /// overtake each other.
+        /// Locked while the replicas in an ownership record are changed, so that an older change
+        /// never replaces a newer one.
         copy_words: Arc<tokio::sync::Mutex<()>>,
         /// Locked while the journal of an orphan or of an offline disk's cache is read.
         orphan_turn: Arc<tokio::sync::Mutex<()>>,

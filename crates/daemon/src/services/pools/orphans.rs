@@ -56,8 +56,8 @@ impl Pools {
         self.read_these(PoolEntry::begin_reading_old);
     }
 
-    /// Starts to read the journals that `begin` returns for each pool. Returns true if no journal is
-    /// being read.
+    /// Starts to read the journals that `begin` returns for each pool. Returns true if no journal
+    /// is being read.
     fn read_these(&self, begin: fn(&mut PoolEntry, &[OwnerId]) -> Vec<OwnerId>) -> bool {
         let (unread, is_reading) = {
             let mut inner = self.registry.inner();

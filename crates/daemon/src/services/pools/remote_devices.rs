@@ -208,7 +208,8 @@ impl Pools {
         self.add_peer_device(pool, to).await
     }
 
-    /// Formats a lending host's flash as a device of the pool, and makes the shards open the device.
+    /// Formats a lending host's flash as a device of the pool, and makes the shards open the
+    /// device.
     pub(in crate::services) async fn add_peer_device(&self, pool: &str, to: &PeerState) -> Result<()> {
         let flash = self.registry.inner().pool(pool)?.flash.clone();
         let spec = DeviceSpec { path: to.path.clone(), size_bytes: None };

@@ -86,8 +86,8 @@ impl Inner {
         Ok(space.needed.saturating_sub(space.free))
     }
 
-    /// Refuses to grow a cache of a fixed size by `missing` segments, if the pool does not have them
-    /// even after its shared caches have released segments.
+    /// Refuses to grow a cache of a fixed size by `missing` segments, if the pool does not have
+    /// them even after its shared caches have released segments.
     fn check_growth(&self, name: &str, pool: &str, held: u64, missing: u64) -> Result<()> {
         let entry = self.pool(pool)?;
         let spare = match self.has_shared(pool) {

@@ -1,4 +1,4 @@
-//! Replicas of dirty data on a peer host: allocates a cache's segments for them, and records
+//! Replicas of dirty data on a peer host: allocates segments for these replicas, and records
 //! whether all dirty data has a replica (docs/decisions/0022).
 
 use hob_engine::command::{CacheChange, Copies, NewRing, Segment};
@@ -24,7 +24,8 @@ impl Pools {
             let entry = inner.pool(&spec.pool)?;
             if !entry.has_peer() {
                 return Ok(vec![format!(
-                    "pool {} has no working remote flash now: writes go to the backing until it has",
+                    "pool {} has no working remote flash now: writes go to the backing until the \
+                     pool has one",
                     spec.pool
                 )]);
             }
@@ -98,10 +99,10 @@ impl Pools {
         Ok(())
     }
 
-    /// Prepares the use of a new journal ring. Call it before the cache uses the ring. If no copy
-    /// of the new ring will be on the peer, this function removes the peer's replica from the
-    /// disk's ownership record in etcd. [`Pools::say_doubled`] records a replica again when the
-    /// replica is complete and has the newest ring.
+    /// Prepares the use of a new journal ring. Call this function before the cache uses the ring.
+    /// If no copy of the new ring will be on the peer, this function removes the peer's replica
+    /// from the disk's ownership record in etcd. [`Pools::say_doubled`] records a replica again
+    /// when the replica is complete and has the newest ring.
     pub(in crate::services) async fn say_before(&self, name: &str, ring: Option<&NewRing>) -> Result<()> {
         let Some(ring) = ring else { return Ok(()) };
         {
@@ -122,7 +123,8 @@ impl Pools {
     }
 
     /// Records the replica on this device in the disk's ownership record, if the newest journal
-    /// ring also has a copy there. The engine has just reported that the replica is complete.
+    /// ring also has a copy on this device. The engine has just reported that the replica is
+    /// complete.
     pub(in crate::services) async fn say_doubled(&self, name: &str, device: DeviceId) {
         let _word = self.copy_words.lock().await;
         let word = {
@@ -150,7 +152,8 @@ impl Pools {
 }
 
 impl DiskEntry {
-    /// Returns true if the cache should have a replica on a peer but has no space there.
+    /// Returns true if the cache should have a replica on a peer, and no flash of the peer is
+    /// allocated for the replica.
     pub(in crate::services) fn lacks_peer(&self) -> bool {
         let wants = self.cache().is_some_and(|spec| spec.copies == Copies::Peer && spec.journal.is_some());
         let is_there =

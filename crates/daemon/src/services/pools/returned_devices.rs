@@ -43,8 +43,9 @@ impl Pools {
         }
     }
 
-    /// Releases the segments on returned devices that caches in use had before. Returns false if a
-    /// cache is being changed or recovered, so that the caller must try again.
+    /// Releases outdated segments on returned devices: those that a cache had before its device was
+    /// missing, and no longer uses. Returns false if a cache is being changed or recovered, so that
+    /// the caller must try again.
     pub(in crate::services) async fn release_outdated(&self, pool: &str) -> bool {
         let (returned, disks) = {
             let inner = self.registry.inner();
@@ -115,7 +116,7 @@ impl Pools {
                 ),
                 Ok((None, _)) => tracing::warn!(
                     "pool {pool}: the device that is back has newer segments of the cache of {name} than \
-                     hob's state knows; they stay"
+                     hob's state knows; these segments stay allocated"
                 ),
                 Err(error) => {
                     tracing::warn!("pool {pool}: {error}");

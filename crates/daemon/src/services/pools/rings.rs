@@ -96,7 +96,8 @@ impl Pools {
         }
     }
 
-    /// Adds missing second copies of journals in a pool, if there is now a device for them.
+    /// Adds missing second copies of journals in a pool, if the pool now has a device for these
+    /// copies.
     pub(in crate::services) async fn mirror_again(&self, pool: &str) {
         let lacking: Vec<String> = {
             let inner = self.registry.inner();
@@ -249,8 +250,8 @@ impl Pools {
         self.refresh_owners(pool).await;
     }
 
-    /// Updates the owners of persistent caches in a pool and the free space. Returns false if the owners
-    /// are unknown.
+    /// Updates the owners of persistent caches in a pool and the free space. Returns false if the
+    /// owners are unknown.
     pub(in crate::services) async fn refresh_owners(&self, pool: &str) -> bool {
         let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else {
             return false;

@@ -1,11 +1,11 @@
 //! Shared caches: caches without a size of their own divide the rest of their pool, and hob chooses
 //! their sizes (docs/decisions/0056).
 //!
-//! Every [`REPARTITION_EVERY`] the pool is *repartitioned*: the daemon asks the partitioner of each
-//! pool ([`hob_engine::partition`]) for the sizes with the highest benefit, and resizes the caches
-//! towards them. The caches that release segments are resized first, then the caches that receive
-//! segments. A resize here is the same operation as the command `hob cache resize`. So after a
-//! crash at any step, the cache has either the old or the new size.
+//! Every [`REPARTITION_EVERY`], hob *repartitions* each pool with shared caches: it asks the pool's
+//! partitioner ([`hob_engine::partition`]) for the sizes with the highest benefit, and resizes the
+//! caches towards these sizes. The caches that release segments are resized first, then the caches
+//! that receive segments. A resize here is the same operation as the command `hob cache resize`. So
+//! after a crash at any step, the cache has either the old or the new size.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub(in crate::services) struct Sharing {
     partitioner: Option<Partitioner>,
     /// The latest miss-ratio curves; empty while a repartitioning uses them.
     curves: Curves,
-    /// The recent cost of a miss of each disk; empty while a repartitioning updates it.
+    /// The recent cost of a miss of each disk; empty while a repartitioning updates the costs.
     miss_costs: MissCosts,
     /// True during a repartitioning.
     is_running: bool,
@@ -202,8 +202,8 @@ impl Pools {
         Ok(())
     }
 
-    /// Returns the shared caches of a pool whose sizes can be chosen, and updates the curves and the
-    /// costs of a miss of their disks.
+    /// Returns the shared caches of a pool whose sizes can be chosen, and updates the curves and
+    /// the costs of a miss of their disks.
     async fn participants(
         &self,
         pool: &str,
@@ -279,7 +279,7 @@ impl Pools {
     }
 
     /// Shrinks a pool's shared caches until `wanted` segments are free, as far as the limits of
-    /// these caches permit. Does nothing if that is not enough.
+    /// these caches permit. Does nothing if these caches cannot release enough segments.
     pub(super) async fn make_room(&self, pool: &str, wanted: u64) {
         let mut donors: Vec<(bool, String, u64, u64)> = {
             let inner = self.registry.inner();
@@ -469,8 +469,8 @@ impl Inner {
 }
 
 impl DiskEntry {
-    /// Returns the number of data segments of the disk's cache. A cache that is not recovered yet has
-    /// at most its configured size.
+    /// Returns the number of data segments of the disk's cache. A cache that is not recovered yet
+    /// has at most its configured size.
     fn data_segments(&self, segment_bytes: u64) -> u64 {
         let is_used = |journal: &JournalSpec| journal.ring > 0 && !journal.ended;
         let spec = self.cache().filter(|spec| spec.journal.as_ref().is_some_and(is_used));

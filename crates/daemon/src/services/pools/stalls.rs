@@ -1,8 +1,8 @@
 //! Decides which pauses of flash devices are logged, and which are only counted.
 //!
 //! hob logs a pause once, when it ends and its length is known: at most one warning per hour and
-//! device. Only a pause of [`LONG`] or more is logged earlier, and its end is logged too. The metric
-//! `hob_device_stalls` counts every pause.
+//! device. Only a pause of [`LONG`] or more is logged earlier, and its end is logged too. The
+//! metric `hob_device_stalls` counts every pause.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use tokio::time::Instant;
 
 /// Time after a logged pause in which further short pauses are only counted.
 const QUIET: Duration = Duration::from_secs(3600);
-/// Length of a pause that is always logged, and before it ends: no working device pauses so long.
+/// A pause of this length is always logged, even before it ends, because no working device pauses
+/// so long.
 const LONG: Duration = Duration::from_secs(5);
 
 /// The pauses of one flash device. Several shards may report the same pause.
@@ -41,7 +42,8 @@ pub(super) enum PauseEnd {
 
 impl Stalls {
     /// Records that a shard waits for the device, and has waited for `waited` already. Returns the
-    /// time after which to call [`overdue`](Self::overdue); `None` if the pause is known.
+    /// time after which to call [`overdue`](Self::overdue); `None` if this pause was already
+    /// recorded.
     pub(super) fn begin(&mut self, now: Instant, waited: Duration) -> Option<Duration> {
         if self.current.is_some() {
             return None;
@@ -60,7 +62,8 @@ impl Stalls {
         pause.is_warned.then_some(length)
     }
 
-    /// Records that the device answers again. Returns the end of the pause if it is to be logged.
+    /// Records that the device answers again. Returns the end of the pause if this end must be
+    /// logged.
     pub(super) fn end(&mut self, now: Instant) -> Option<PauseEnd> {
         let Pause { began, is_warned } = self.current.take()?;
         let length = now.duration_since(began);

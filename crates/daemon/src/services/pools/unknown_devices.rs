@@ -13,7 +13,7 @@ use crate::services::registry::{DeviceEntry, Inner, PoolEntry};
 
 /// Reason why a device that is listed without its path is offline.
 pub(super) const UNKNOWN_REASON: &str = "hob's state does not know this device of the pool, which may have dirty data; \
-     'hob pool add-device' connects it, and 'hob pool remove-device' gives it up";
+     'hob pool add-device' connects it, and 'hob pool remove-device' removes it from the pool";
 
 /// Prefix of the path with which hob lists a device of the pool that the saved state does not know.
 /// The device's id follows. The real path of the device is unknown.
@@ -156,7 +156,8 @@ impl PoolEntry {
             let path = PathBuf::from(format!("{UNKNOWN_DEVICE}{id}"));
             tracing::error!(
                 "pool {pool} has a device that hob's state does not know, listed as {}: connect it with 'hob pool \
-                 add-device {pool} PATH', or give it up with 'hob pool remove-device {pool} {}'",
+                 add-device {pool} PATH', or remove it from the pool with 'hob pool remove-device \
+                 {pool} {}'",
                 path.display(),
                 path.display()
             );

@@ -62,10 +62,10 @@ impl EndedCaches {
         self.ended.retain(|(ended, of)| of != pool || owners.iter().any(|(owner, _)| owner == ended));
     }
 
-    /// Records the caches that disks have now: `all`, and those of disks in the state that is about
-    /// to be saved. A cache that was saved before and that no disk has now has ended. A disk that
-    /// is being added is not saved yet: if the addition fails, the cache that the disk was to adopt
-    /// is an orphan again.
+    /// Records the caches that disks have now. `all` has the caches of all disks, and `saved` those
+    /// of the disks in the state that is about to be saved. A cache that was in an earlier saved
+    /// state, and that no disk has now, has ended. A disk that is being added is not saved yet: if
+    /// the addition fails, the cache that the disk was to adopt is an orphan again.
     fn note(&mut self, all: &BTreeMap<OwnerId, String>, saved: BTreeMap<OwnerId, String>) {
         let before = std::mem::take(&mut self.saved);
         for (owner, pool) in before.into_iter().chain(saved) {
@@ -88,8 +88,8 @@ impl Inner {
         self.ended.note(&all, saved);
     }
 
-    /// Returns the owner ids of all configured and all ended caches. Every other persistent cache in
-    /// a pool is an orphan.
+    /// Returns the owner ids of all configured and all ended caches. Every other persistent cache
+    /// in a pool is an orphan.
     pub(in crate::services) fn settled_owners(&self) -> Vec<OwnerId> {
         let ended = self.ended.ended.iter().map(|(owner, _)| *owner);
         self.known_owners().into_iter().chain(ended).collect()

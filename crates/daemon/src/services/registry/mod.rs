@@ -107,14 +107,14 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) disks: BTreeMap<String, DiskEntry>,
     /// Time that requests wait for the backing of a disk whose settings have no backing timeout.
     pub(in crate::services) wait_max: std::time::Duration,
-    /// Minimum age of a flash I/O that stalls its device.
+    /// Age from which a flash I/O in flight counts as a stall of its device.
     pub(in crate::services) flash_stall_max: std::time::Duration,
-    /// Reason why the daemon does not use the current hob.toml, but the last one that it accepted:
-    /// the current one was refused, or the last reload failed.
+    /// Reason why the daemon uses the last hob.toml that it accepted instead of the current file:
+    /// the daemon refused the current file, or the last reload failed.
     pub(in crate::services) config_refused: Option<String>,
     /// Changes of hob.toml that the last reload did not make.
     pub(in crate::services) config_pending: Vec<PendingChange>,
-    /// Next id of a flash device. Ids are not reused, because shards keep state per id.
+    /// Id that the next flash device gets. Ids are not reused, because shards keep state per id.
     pub(in crate::services) next_device: u16,
     /// True when all pools and disks of the state file are in the registry. Before that, nothing is
     /// saved, because a save would remove the missing ones from the state file.
@@ -127,7 +127,7 @@ pub(in crate::services) struct Inner {
     pub(in crate::services) leaving: bool,
     /// Reason per disk why a cache that hob.toml defines could not be created.
     pub(in crate::services) caches_refused: BTreeMap<String, String>,
-    /// Names that hob.toml defines.
+    /// Names of the pools and disks that hob.toml defines.
     pub(in crate::services) defined: BTreeSet<String>,
     /// Pools of hob.toml that were removed by command. `disks_removed` lists the disks of hob.toml
     /// that were removed by command.
@@ -142,7 +142,7 @@ pub(in crate::services) struct Inner {
     /// Ids in `abandoned` of disks that their shard refuses to remove, and the owners of their
     /// persistent caches, which are in use.
     pub(in crate::services) kept_by_shard: BTreeMap<DiskId, Option<OwnerId>>,
-    /// Ids that remote devices whose content is no longer valid have on the shards.
+    /// Ids on the shards of remote devices whose content is no longer valid.
     pub(in crate::services) given_up: BTreeSet<DeviceId>,
     /// Incoming disks of migrations, as they were when they still waited for the cluster.
     pub(in crate::services) waited: BTreeMap<String, DiskState>,
@@ -158,14 +158,14 @@ pub(in crate::services) struct PoolEntry {
     pub(in crate::services) devices: Vec<DeviceEntry>,
     /// Number of device ids that the pool has given out, as far as known.
     pub(in crate::services) device_ids: u16,
-    /// Devices, by pool id, that were missing and are back, while they may have outdated segments of
-    /// caches in use.
+    /// Devices, by pool id, that were missing and are back, while they may have outdated segments
+    /// of caches in use.
     pub(in crate::services) returned: Vec<DeviceId>,
     /// Owners of persistent caches in the pool with their number of segments, as looked up last.
     pub(in crate::services) owners: Vec<(OwnerId, u64)>,
     /// Persistent caches that belong to no disk, as far as their journals were read.
     pub(in crate::services) orphans: BTreeMap<OwnerId, OrphanRecord>,
-    /// Orphans at the last regular check.
+    /// Owner ids of the orphans that the last regular check found.
     pub(in crate::services) orphans_before: Vec<OwnerId>,
     /// True if the pool was opened without a saved state, and not all of its devices were present
     /// since.
@@ -220,7 +220,7 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) size_bytes: u64,
     /// Datastore of the backing, determined when the disk was last opened.
     pub(in crate::services) datastore: Option<String>,
-    /// True if the disk's shard has a cache for it.
+    /// True if the disk has a cache on its shard.
     pub(in crate::services) has_cache: bool,
     /// The journal rings from which the cache of the served disk is being recovered; `None` if no
     /// recovery is in progress.
@@ -241,8 +241,8 @@ pub(in crate::services) struct DiskEntry {
     /// True while the replica's segments are being released. Meanwhile the replica is not added to
     /// the ownership record in etcd.
     pub(in crate::services) leaves_peer: bool,
-    /// The segments that should still move after the last attempt to balance the cache over devices,
-    /// and the time of that attempt. Only set if the attempt changed nothing.
+    /// The segments that should still move after the last attempt to balance the cache over
+    /// devices, and the time of that attempt. Only set if the attempt changed nothing.
     pub(in crate::services) vain_spread: Option<(pools::Surplus, tokio::time::Instant)>,
     /// True if the disk's ownership record may name the replica.
     pub(in crate::services) copy_said: bool,
@@ -255,12 +255,12 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) memory: Option<MemoryConfig>,
     /// Identity of the backing when the disk was last opened.
     pub(in crate::services) identity: [u8; 32],
-    /// Probes of the disk's backing; `None` until the disk is opened.
+    /// Objects that examine the disk's backing; `None` until the disk is opened.
     pub(in crate::services) measure: Option<disks::Measure>,
     /// The lock on the backing that excludes other writers.
     pub(in crate::services) lock: Option<Lock>,
-    /// If the content of the backing does not change: a name of this content, by which clones find
-    /// their parent. `None` for other backings, and after hob has detected a change.
+    /// Name of the backing's content, if this content never changes; clones find their parent by
+    /// this name. `None` for other backings, and after hob has detected a change.
     pub(in crate::services) constant: Option<String>,
     /// The parent of the clone, as found when the disk was last opened.
     pub(in crate::services) parent: Option<disks::ParentLink>,

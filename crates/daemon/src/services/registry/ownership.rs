@@ -7,8 +7,9 @@ use super::{ClusterWait, DiskEntry, DiskPhase, Registry};
 use crate::api_error::Result;
 
 impl Registry {
-    /// Returns true if this host owns the disk once it has acquired it. False for incoming,
-    /// migrated and ownerless disks.
+    /// Returns true if this host may own the disk: its migration record names this host as the
+    /// owner. Returns false for incoming disks, migrated disks, and read-only disks, which have no
+    /// owner.
     pub(in crate::services) fn owns(&self, name: &str) -> bool {
         let is_ours = matches!(self.record_of(name), Some(Record::Owner { .. } | Record::Leaving(_)));
         is_ours && !self.needs_no_owner(name)

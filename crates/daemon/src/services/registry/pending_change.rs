@@ -1,5 +1,5 @@
-//! Changes of hob.toml that a reload did not make: they need an operator, failed, or wait for guests
-//! or for another operation.
+//! Changes of hob.toml that a reload did not make: they need an operator, failed, or wait for
+//! guests or for another operation.
 
 use hob_control::{ConfigDifference, ConfigRemedy};
 

@@ -139,7 +139,7 @@ impl PoolEntry {
     }
 
     /// Translates a segment's device id into that of the shards; `None` if the shards do not know
-    /// it.
+    /// the device.
     pub(in crate::services) fn on_shards(&self, segment: Segment) -> Option<Segment> {
         let mut ids = self.devices.iter().filter_map(|device| device.ids);
         let device = ids.find(|ids| ids.in_pool == segment.device)?.on_shards;

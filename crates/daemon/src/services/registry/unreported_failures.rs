@@ -1,11 +1,11 @@
 //! The number of guests that have not received a report of a failed flush. The state file has the
 //! number, so that it survives a crash.
 //!
-//! hob saves a higher number immediately, because each of these guests must get a report even after
-//! a crash. A lower number is also saved immediately, but only [`LOWERED_MAX`] times and then once
-//! a second. All other lower numbers are saved after [`LOWER_AFTER`]. If hob crashes before a lower
-//! number is saved, a guest gets the same report twice, which is safe. The limit prevents a save
-//! for every failed flush of a broken backing.
+//! If the number increases, hob saves it immediately, because each of these guests must get a
+//! report even after a crash. If the number decreases, hob also saves it immediately, but only
+//! [`LOWERED_MAX`] times and then once a second. hob saves all other decreases after
+//! [`LOWER_AFTER`]. If hob crashes before a decrease is saved, a guest gets the same report twice,
+//! which is safe. The limit prevents a save for every failed flush of a broken backing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,10 +19,11 @@ use crate::api_error::Result;
 use crate::background::spawn;
 use crate::state::BootId;
 
-/// Delay before a lower number is saved if the rate limit is exceeded.
+/// Delay before a decreased number is saved, if the limit for immediate saves is exceeded.
 const LOWER_AFTER: Duration = Duration::from_secs(5);
 
-/// Number of lower numbers that are saved immediately. After that, one is saved each second.
+/// Number of decreases that are saved immediately. After that, one decrease a second is saved
+/// immediately.
 const LOWERED_MAX: u32 = 8;
 
 /// The number of guests without a report, as the engine reported it last. The number in the state
@@ -30,15 +31,15 @@ const LOWERED_MAX: u32 = 8;
 #[derive(Debug, Default)]
 pub(in crate::services) struct UnreportedFailures {
     now: u32,
-    /// True if a save of a lower number is scheduled.
+    /// True if a save of a decreased number is scheduled.
     is_lowered_soon: bool,
-    /// Count of immediate saves of lower numbers, reduced by one for each second since `counted`.
+    /// Count of immediate saves of decreases, reduced by one for each second since `counted`.
     lowered: u32,
     counted: Option<Instant>,
 }
 
 impl UnreportedFailures {
-    /// Returns true if hob may save a lower number immediately, and then counts the save.
+    /// Returns true if hob may save a decreased number immediately, and then counts the save.
     fn may_lower(&mut self, now: Instant) -> bool {
         let counted = *self.counted.get_or_insert(now);
         let seconds = now.saturating_duration_since(counted).as_secs();
@@ -129,7 +130,7 @@ impl Registry {
         }
     }
 
-    /// Replaces the saved number of a disk by the current one, if a save of a lower number is
+    /// Replaces the saved number of a disk by the current one, if a save of a decreased number is
     /// scheduled. Returns true if the state must be saved.
     fn lower_owed(&self, disk: DiskId) -> bool {
         let mut inner = self.inner();

@@ -106,8 +106,8 @@ impl Shutdown {
         }
     }
 
-    /// Flushes every backing that hob writes to. The next process does not know which writes are not
-    /// flushed, so it could not report their loss.
+    /// Flushes every backing that hob writes to. The next process does not know which writes are
+    /// not flushed, so it could not report their loss.
     ///
     /// # Errors
     /// Returns the name of a disk whose backing could not be flushed within `wait_max`, with the

@@ -139,7 +139,7 @@ impl Areas {
         self.0.values().filter(move |entry| entry.wanted.pool == pool)
     }
 
-    /// Returns the area with this owner, and creates an entry for an unknown one.
+    /// Returns the area with this owner, and creates an entry if there is no such area.
     pub(super) fn of_owner(&mut self, pool: &str, owner: OwnerId, path: &Path) -> &mut SwapEntry {
         let known = self.in_pool(pool).find(|entry| OwnerId(entry.wanted.owner.0) == owner);
         let name = match known.map(|entry| entry.wanted.name.clone()) {

@@ -279,8 +279,8 @@ impl Swaps {
         flash::blocking(move || kernel.look(spot)).await?.map_err(|error| refuse("swap", &error))
     }
 
-    /// Updates the table with the areas on a pool's devices, including unknown areas. Turns on
-    /// areas that appeared with their device and should be on.
+    /// Updates the table with the areas on a pool's devices, including unknown areas. Turns on the
+    /// areas that should be on and whose location on flash was unknown until now.
     pub(super) async fn refresh(&self, pool: &str) {
         let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
         let (areas, segment_bytes) = match flash.swap_areas().await {

@@ -1,4 +1,4 @@
-//! Devices on which caches may not allocate segments, and which are admitted again.
+//! Tests of devices on which an operator switches allocation off and on again.
 
 use hob_control::{DevicePatch, PoolChanged};
 

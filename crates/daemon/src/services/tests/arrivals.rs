@@ -26,7 +26,8 @@ async fn prepare(bench: Bench) -> Bench {
     bench
 }
 
-/// Kills and restarts the daemon. An awaited disk stays busy.
+/// Kills and restarts the daemon. Does not wait for the incoming disks, because an operation is in
+/// progress on them until they arrive.
 async fn crash(bench: Bench) -> Bench {
     let Bench { dir, services, shard } = bench;
     services.migrations.stop();

@@ -22,7 +22,8 @@ async fn found(bench: &Bench, name: &str) -> Bitmap {
     all.into_iter().find(|bitmap| bitmap.name == name).unwrap_or_else(|| panic!("no bitmap {name}"))
 }
 
-/// Returns the state, the bytes, and whether everything counts as changed.
+/// Returns a bitmap's state, its number of changed bytes, and whether the whole disk counts as
+/// changed.
 async fn state(bench: &Bench, name: &str) -> (BitmapState, u64, bool) {
     let bitmap = found(bench, name).await;
     (bitmap.state, bitmap.dirty.map_or(0, Size::bytes), bitmap.everything_because.is_some())

@@ -17,7 +17,7 @@ fn with_journal<T>(bench: &Bench, f: impl FnOnce(&mut JournalSpec) -> T) -> T {
     f(spec.journal.as_mut().unwrap())
 }
 
-/// A `settle_seconds` that does not pass during a test unless the test waits.
+/// Value of `settle_seconds` in these tests. This time passes only if a test waits for it.
 const SETTLE: Duration = Duration::from_secs(300);
 
 /// Returns when other hosts may acquire the disk, if it is released now.
@@ -120,8 +120,8 @@ fn an_upgrade_is_refused_with_the_reason_while_a_backing_does_not_answer() {
     });
 }
 
-/// A stop does not wait until dirty data is on a backing that does not answer: the data stays in the
-/// cache, and no guest gets an error.
+/// A stop does not wait until dirty data is on a backing that does not answer: the data stays in
+/// the cache, and no guest gets an error.
 #[test]
 fn a_stop_waits_only_seconds_for_a_backing_that_does_not_answer() {
     run(async |bench| {

@@ -110,7 +110,7 @@ fn differences_are_listed_and_applied() {
         assert!(applied.failed.iter().any(|what| what.contains("new has 1 client connected")), "{applied:?}");
         filed.bench.shard.set_users(0);
         filed.apply(true).await;
-        assert!(filed.bench.services.observe.disk("new").is_err(), "it is removed when nobody uses it");
+        assert!(filed.bench.services.observe.disk("new").is_err(), "it is removed when no client uses it");
     });
 }
 
@@ -638,7 +638,7 @@ fn a_change_that_waits_for_guests_is_not_made_while_a_newer_file_is_applied() {
     });
 }
 
-/// The disk that has the socket gives it up only when guests have had time to connect again.
+/// The disk that has the socket releases it only when guests have had time to connect again.
 #[test]
 fn a_reload_gives_a_disk_the_socket_that_another_disk_gives_up() {
     run(async |bench| {

@@ -1,4 +1,5 @@
-//! Every key of hob.toml is compared with the running daemon: a change of its value is a difference.
+//! Every key of hob.toml is compared with the running daemon: a change of its value is a
+//! difference.
 //!
 //! The keys come from docs/config.md, which is generated from the types of the configuration. So a
 //! new key fails this test until the comparison has it.

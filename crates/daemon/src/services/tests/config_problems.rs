@@ -215,7 +215,8 @@ fn a_pool_that_could_not_be_created_is_created_at_the_next_start() {
     });
 }
 
-/// Without a saved state, a missing device may have dirty data, which must not be given up silently.
+/// Without a saved state, a missing device may have dirty data, which must not be discarded
+/// silently.
 #[test]
 fn a_pool_that_could_not_be_created_is_created_without_its_device_only_with_yes() {
     run(async |bench| {

@@ -225,7 +225,7 @@ async fn try_one(order: Order, how: Failing, nth: u32, afterwards: Afterwards) -
         }
         Afterwards::Again => {
             check_data(&bench, DIRTY, &what).await;
-            assert!(is_done(&bench, order), "{what}: nobody was told that it was not done");
+            assert!(is_done(&bench, order), "{what}: it was not done and reported no error");
         }
     }
     check_owners(&bench, &what);

@@ -25,8 +25,8 @@ pub(super) async fn prepare(bench: &Bench, devices: &[&str], blocks: u64) -> Dev
     bench.services.registry.inner().disks["vm"].ring[0].device
 }
 
-/// The journal is lost during a write, and the daemon is notified. No device is fenced yet: it only
-/// answers slowly.
+/// The journal is lost during a write, and the daemon is notified. The device answers slowly and is
+/// not fenced yet.
 pub(super) async fn lose(bench: &Bench, device: DeviceId) {
     bench.shard.set_sick(device);
     let id = bench.services.registry.inner().disks["vm"].id;
@@ -80,7 +80,7 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
         assert_ne!(journal_owner(&bench), owner);
         let cache = bench.services.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!(cache.state, CacheState::None);
-        assert!(cache.reason.unwrap().contains("nor a new cache be made"));
+        assert!(cache.reason.unwrap().contains("a new cache could not be created"));
         // With a working device, the disk has its cache again.
         let size = hob_storage::pool::device_bytes_for(8 * MIB, SEGMENT);
         let add = DeviceAdd { path: bench.path("b"), size: Some(Size(size)), peer: None, force: false };
@@ -198,7 +198,8 @@ fn ring_number(bench: &Bench) -> u32 {
     bench.services.registry.inner().disks["vm"].wanted.cache.as_ref().unwrap().journal.unwrap().ring
 }
 
-/// A copy of a journal is lost, also while its cache is not in service yet: the journal is replaced.
+/// A copy of a journal is lost, also while its cache is not in service yet: the journal is
+/// replaced.
 #[test]
 fn a_journal_that_lost_a_copy_is_replaced() {
     run(async |bench| {

@@ -87,8 +87,8 @@ fn a_disk_whose_end_of_the_cache_cannot_be_saved_stays_in_use_with_its_dirty_dat
     });
 }
 
-/// If hob stops before the shard removes the disk, the lost journal still describes the discarded data
-/// as dirty.
+/// If hob stops before the shard removes the disk, the lost journal still describes the discarded
+/// data as dirty.
 #[test]
 fn a_discard_with_a_lost_journal_is_saved_although_the_shard_keeps_the_disk() {
     run(async |bench| {
@@ -117,7 +117,8 @@ fn a_disk_that_its_shard_keeps_is_not_opened_again() {
     });
 }
 
-/// An orphan can be adopted or discarded.
+/// An orphan can be adopted or discarded, so a cache that a shard still uses must not count as an
+/// orphan.
 #[test]
 fn the_cache_of_a_removed_disk_that_its_shard_keeps_is_no_orphan() {
     run(async |bench| {

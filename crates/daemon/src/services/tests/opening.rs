@@ -114,7 +114,8 @@ fn a_disk_is_not_opened_again_while_its_journal_is_read_for_a_failed_opening() {
     });
 }
 
-/// The command that adds a disk ends, although the removal of the incomplete disk waits for its backing.
+/// The command that adds a disk ends, although the removal of the incomplete disk waits for its
+/// backing.
 #[test]
 fn a_disk_without_its_socket_is_taken_from_its_shard_although_its_backing_does_not_answer() {
     run(async |bench| {

@@ -153,7 +153,8 @@ fn the_state_names_a_cache_before_clients_of_a_new_disk_may_write_to_it() {
 }
 
 /// A guest may connect to the socket at once, and write to a cache that the next daemon must know.
-/// Each change of the saved state fails once, together with all later ones.
+/// The test adds a disk repeatedly. Each time, another write of the state file and all later writes
+/// fail.
 #[test]
 fn no_socket_of_a_new_disk_exists_before_the_state_names_its_cache() {
     const CHANGES_MAX: u32 = 40;
@@ -241,7 +242,8 @@ fn a_missing_device_may_have_the_dirty_data_of_an_orphan() {
     });
 }
 
-/// A device that is missing when hob starts without a saved state may have the whole cache of a disk.
+/// A device that is missing when hob starts without a saved state may have the whole cache of a
+/// disk.
 #[test]
 fn a_new_disk_waits_for_devices_that_the_new_state_has_never_seen() {
     run(async |bench| {

@@ -1,6 +1,7 @@
 //! Disks that were created for clones: they are not offered to clients, and are removed with the
-//! last clone. Clones of an image find the disk of their backing file. Reads of clones are tested with
-//! the whole program (`conformance/tests/golden_images.rs` and `conformance/tests/rbd/clones.rs`).
+//! last clone. Clones of an image find the disk of their backing file. Reads of clones are tested
+//! with the whole program (`conformance/tests/golden_images.rs` and
+//! `conformance/tests/rbd/clones.rs`).
 
 use std::process::Command;
 

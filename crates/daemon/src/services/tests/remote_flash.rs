@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, DuplexStream};
 use super::*;
 use crate::services::remote_flash::{Admitted, CONNECTIONS_MAX};
 
-/// Names of two borrowers.
+/// Identities of two borrowers.
 const A: &str = "0000000000000000000000000000000a";
 const B: &str = "0000000000000000000000000000000b";
 

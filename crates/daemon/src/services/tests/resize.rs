@@ -56,7 +56,7 @@ fn a_disk_is_as_large_as_its_backing_when_somebody_says_so() {
             }
             let before = bench.size("vm");
             truncate(&bench.img("vm"), before + 16);
-            assert!(!bench.can_write("vm", before * MIB), "nobody said so");
+            assert!(!bench.can_write("vm", before * MIB), "hob does not know the new size yet");
             let changed = bench.resize_disk("vm", None).await.unwrap();
             assert!(changed.notes[0].contains("NBD clients"), "{:?}", changed.notes);
             assert_eq!(changed.disk.unwrap().size, Size((before + 16) * MIB));
@@ -100,7 +100,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         assert_eq!((bench.size("vm"), bench.size("ro")), (64, 64));
         truncate(&bench.img("ro"), 80);
         bench.resize_disk("ro", None).await.unwrap();
-        assert_eq!(bench.size("ro"), 80, "what somebody else made larger");
+        assert_eq!(bench.size("ro"), 80, "the backing is larger");
     });
     run(async |bench| {
         bench.pool(&["a"], 8).await;
@@ -210,7 +210,8 @@ fn bitmaps_count_what_is_new_as_changed_over_a_crash_too() {
     });
 }
 
-/// The size is that of the last connection, which may be old.
+/// hob knows only the size that the backing had at the last connection, and this size may be
+/// outdated.
 #[test]
 fn a_disk_is_not_resized_while_its_backing_does_not_answer() {
     run(async |bench| {

@@ -18,7 +18,7 @@ use crate::swap::{Active, Area, FileId, Memory, Range, Spot, SwapError, SwapKern
 /// The simulated kernel's behaviour.
 #[derive(Debug, Default)]
 struct FakeKernel {
-    /// Active areas by their start.
+    /// Areas that are on, by the offset of their first byte on the device.
     on: Mutex<BTreeMap<u64, (Spot, Active)>>,
     used: Mutex<u64>,
     memory: Mutex<Memory>,
@@ -96,7 +96,8 @@ impl SwapKernel for FakeKernel {
     }
 }
 
-/// Services whose state is kept over restarts, and a simulated kernel that survives them.
+/// Services whose state is kept over restarts, and a simulated kernel that keeps its swap areas
+/// over these restarts.
 struct Stage {
     bench: Bench,
     kernel: Arc<FakeKernel>,

@@ -4,7 +4,8 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// Returns statistics. Destaging fails if there were errors and `destaged` is zero.
+/// Returns statistics with these amounts. According to the statistics, destaging fails if there is
+/// dirty data, there were errors, and nothing was destaged.
 fn figures(dirty: u64, destaged: u64, errors: u64) -> DiskStats {
     let mut engine = hob_engine::Engine::new(hob_engine::Limits::default());
     let config = hob_engine::command::DiskConfig {
@@ -23,8 +24,8 @@ fn figures(dirty: u64, destaged: u64, errors: u64) -> DiskStats {
     stats
 }
 
-/// Returns a watch that has seen these statistics at intervals of a second, and the time of the
-/// last.
+/// Returns a watch that has seen these statistics, one each second, and the time of the last
+/// statistics.
 fn watch(seen: &[(u64, u64, u64)]) -> (Watch, Instant) {
     let mut watch = Watch::default();
     let mut now = Instant::now();
@@ -90,7 +91,7 @@ fn why_a_drain_does_not_get_on_is_said() {
     assert_eq!(dirty.eta_seconds, None);
     let (stuck, now) = watch(&[(MIB, 0, 0); 8]);
     assert!(stuck.view(true, now).why.unwrap().contains("completed no write for 7 s"));
-    assert_eq!(stuck.view(false, now).why, None, "nobody waits for it");
+    assert_eq!(stuck.view(false, now).why, None, "no drain runs");
     let (mended, now) = watch(&[(2 * MIB, 0, 0), (2 * MIB, 0, 3), (MIB, MIB, 3)]);
     assert_eq!(mended.view(true, now).why, None);
 }

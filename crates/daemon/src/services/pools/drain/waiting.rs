@@ -60,7 +60,7 @@ pub(super) struct PendingDrain {
 
 #[cfg(test)]
 impl PendingDrain {
-    /// Returns a drain that waits for this reason.
+    /// Creates the record of a drain that waits for the reason `why`.
     pub(super) fn waiting(why: &str) -> PendingDrain {
         PendingDrain { waits: Some(why.to_owned()), is_stopped: false }
     }
@@ -212,8 +212,8 @@ impl Pools {
         Some(Retries { often: tune(often), back: tune(config.destage) })
     }
 
-    /// Returns why the drain must wait: the backing does not answer, or `refusal`. Returns `None`
-    /// if the drain need not wait.
+    /// Returns why the drain must wait: the backing does not answer, or it refuses writes for the
+    /// reason `refusal`. Returns `None` if the drain need not wait.
     ///
     /// # Errors
     /// Returns an error if the drain should stop, or if the disk is being closed.

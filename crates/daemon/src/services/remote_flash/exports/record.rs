@@ -29,8 +29,9 @@ pub(super) enum EndedBy {
     /// The operator of this host. The borrower may get a new flash lease after `hob peer end
     /// BORROWER --forget`.
     Operator,
-    /// This host, to fail over a disk of the borrower. The borrower may get a new flash lease when
-    /// no disk of the cluster needs the data on the flash, and the borrower has no dirty data.
+    /// This host, which ended the flash lease to fail over a disk of the borrower. The borrower may
+    /// get a new flash lease when no disk of the cluster needs the data on the flash, and the
+    /// borrower has no dirty data.
     Adoption,
     /// The borrower, which returned the flash lease, or an operator with `--forget`. The borrower
     /// may get a new flash lease when no disk of the cluster needs the data on the returned flash.

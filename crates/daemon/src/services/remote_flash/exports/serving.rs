@@ -82,7 +82,7 @@ impl RemoteFlash {
 
 impl Open {
     /// Registers a connection, and closes the oldest connection if the borrower has too many. The
-    /// returned receiver ends when this connection must close.
+    /// returned receiver completes when this connection must close.
     fn enter(&self) -> oneshot::Receiver<()> {
         let (stay, over) = oneshot::channel();
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
