@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::definition;
 use super::graph::{Graph, has_node};
 use super::interrupt::Interrupt;
-use super::overlay::path;
+use super::overlay::{NotDirect, SINCE_START, path};
 use super::plan::{Definition, Goal, HobDisk, NoDaemon, Path, Spare, State, Step, after, next};
 use super::qmp::{Monitor, is_ended};
 use super::record::{Method, Record, Records, name_of};
@@ -120,6 +120,14 @@ impl<'a> Work<'a> {
             let is_in_qemu = state.node || state.marked || state.job;
             state.path == Path::Image && !is_in_qemu && state.definition != Definition::Hob
         })
+    }
+
+    /// Returns true if the VM was started with hob's disk, for example by the definition that an
+    /// earlier command has changed.
+    pub(super) async fn is_started_with_hob(&mut self) -> bool {
+        // `check` reports other errors.
+        let Err(error) = self.look(Goal::Attached).await else { return false };
+        error.downcast_ref::<NotDirect>().is_some_and(|error| error.short == SINCE_START)
     }
 
     /// Attaches the disk. Undoes everything if a step fails.

@@ -11,6 +11,9 @@ use super::libvirt::is_same_path;
 use super::plan::{Goal, Path};
 use super::record::{Record, name_of};
 
+/// Short reason for a disk of hob that the VM has used since its start.
+pub(super) const SINCE_START: &str = "uses hob since its start";
+
 /// The reason why hob cannot attach or detach a VM's disk now. Either the VM does not have the disk
 /// any more, or the disk's requests go directly neither to hob nor to the image, for example
 /// because a snapshot's overlay is above hob.
@@ -72,7 +75,7 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
             "{label}: the VM uses hob's disk {} since its start. Stop the VM, and run 'hob detach --stopped {target}'",
             record.disk
         );
-        return refuse("uses hob since its start", message);
+        return refuse(SINCE_START, message);
     }
     if !matches!(node.driver.as_str(), "file" | "host_device") {
         let message = format!(
@@ -215,7 +218,7 @@ mod tests {
             let error = path(&started, &record(Method::Reopen), goal).unwrap_err();
             assert!(error.to_string().contains("hob detach --stopped qmp:/run/web.qmp"), "{error}");
             let short = error.downcast_ref::<NotDirect>().map(|error| error.short);
-            assert_eq!(short, Some("uses hob since its start"));
+            assert_eq!(short, Some(SINCE_START));
         }
     }
 

@@ -229,6 +229,13 @@ pub(super) fn qmp(vmid: u32) -> PathBuf {
     file(&format!("var/run/qemu-server/{vmid}.qmp"))
 }
 
+/// Returns true if this node has no VM of this number: the VM was deleted, or is on another node.
+pub(super) fn is_gone(vmid: u32) -> bool {
+    // Without the cluster's file system, the directory is missing, and the VM may exist.
+    let directory = file("etc/pve/qemu-server");
+    directory.is_dir() && !directory.join(format!("{vmid}.conf")).exists()
+}
+
 /// Returns the numbers of the VMs that run on this node.
 pub(super) fn running() -> Vec<u32> {
     let sockets = std::fs::read_dir(file("var/run/qemu-server")).into_iter().flatten().flatten();
