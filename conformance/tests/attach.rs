@@ -523,7 +523,7 @@ fn steps_until(stage: &Stage, verb: &str, last: &str) -> u32 {
 /// While a command works on a VM, another command for this VM is refused before its first step. A
 /// killed command does not keep its lock.
 #[test]
-fn only_one_command_at_a_time_changes_a_vm() {
+fn a_second_command_for_a_vm_is_refused_until_the_first_one_ends() {
     let _cores = cores();
     let stage = Stage::new(Given::Nodes, "auto");
     let seconds: [(&str, &[&str]); 3] = [("attach", &[]), ("detach", &[]), ("attach", &["--dry-run"])];
