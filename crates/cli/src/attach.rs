@@ -466,7 +466,10 @@ async fn remove_left_over(work: &mut Work<'_>, common: &Common) -> anyhow::Resul
         let state = work.look(Goal::Detached).await?;
         return print_plan(record, Goal::Detached, state).await;
     }
-    let removed = work.pursue(Goal::Detached).await;
+    let removed = match work.check(Goal::Detached).await {
+        Ok(()) => work.pursue(Goal::Detached).await,
+        refused => refused,
+    };
     removed
         .with_context(|| format!("{label} is not attached: hob's disk {disk} of {image} cannot be removed"))
 }

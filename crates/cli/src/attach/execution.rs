@@ -1,6 +1,7 @@
 //! Execution of the plan: examines the state, performs the next step, and undoes the changes if a
 //! step fails.
 
+mod started;
 mod stopped;
 
 use std::io::{self, Write as _};
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 use super::definition;
 use super::graph::{Graph, has_node};
 use super::interrupt::Interrupt;
-use super::overlay::{NotDirect, SINCE_START, path};
+use super::overlay::path;
 use super::plan::{Definition, Goal, HobDisk, NoDaemon, Path, Spare, State, Step, after, next};
 use super::qmp::{Monitor, is_ended};
 use super::record::{Method, Record, Records, name_of};
@@ -96,7 +97,12 @@ impl<'a> Work<'a> {
     /// Refuses a disk whose block nodes in QEMU differ from those that the record describes. Each
     /// command checks all of its disks before the first step.
     pub(super) async fn check(&mut self, goal: Goal) -> anyhow::Result<()> {
-        let Err(error) = self.look(goal).await else { return Ok(()) };
+        let checked = match self.look(goal).await {
+            Ok(state) if goal == Goal::Detached => self.check_users(state).await,
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        let Err(error) = checked else { return Ok(()) };
         Err(self.refusal(error).await)
     }
 
@@ -120,14 +126,6 @@ impl<'a> Work<'a> {
             let is_in_qemu = state.node || state.marked || state.job;
             state.path == Path::Image && !is_in_qemu && state.definition != Definition::Hob
         })
-    }
-
-    /// Returns true if the VM was started with hob's disk, for example by the definition that an
-    /// earlier command has changed.
-    pub(super) async fn is_started_with_hob(&mut self) -> bool {
-        // `check` reports other errors.
-        let Err(error) = self.look(Goal::Attached).await else { return false };
-        error.downcast_ref::<NotDirect>().is_some_and(|error| error.short == SINCE_START)
     }
 
     /// Attaches the disk. Undoes everything if a step fails.

@@ -11,6 +11,9 @@ use super::libvirt::is_same_path;
 use super::plan::{Goal, Path};
 use super::record::{Record, name_of};
 
+/// Directory of the block devices of hob's disks on this host.
+const DEVICES: &str = "/dev/hob";
+
 /// Short reason for a disk of hob that the VM has used since its start.
 pub(super) const SINCE_START: &str = "uses hob since its start";
 
@@ -70,7 +73,13 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
         );
         return refuse("below a snapshot", message);
     }
-    if node.driver == "nbd" && is_export(&node.file, &record.disk) {
+    let device = || FilePath::new(DEVICES).join(&record.disk);
+    let is_started_with_hob = match node.driver.as_str() {
+        "nbd" => is_export(&node.file, &record.disk),
+        "host_device" => is_same_path(FilePath::new(&node.file), &device()),
+        _ => false,
+    };
+    if is_started_with_hob {
         let message = format!(
             "{label}: the VM uses hob's disk {} since its start. Stop the VM, and run 'hob detach --stopped {target}'",
             record.disk
@@ -219,6 +228,27 @@ mod tests {
             assert!(error.to_string().contains("hob detach --stopped qmp:/run/web.qmp"), "{error}");
             let short = error.downcast_ref::<NotDirect>().map(|error| error.short);
             assert_eq!(short, Some(SINCE_START));
+        }
+    }
+
+    #[test]
+    fn a_vm_that_was_started_with_hobs_block_device_does_not_use_its_image() {
+        let edges = json!([
+            { "parent": 0, "name": "root", "child": 1 },
+            { "parent": 1, "name": "file", "child": 2 },
+        ]);
+        let ids =
+            json!([{ "id": 0, "name": "vda" }, { "id": 1, "name": "raw" }, { "id": 2, "name": "file" }]);
+        for (file, is_hobs) in [("/dev/hob/web-vda", true), ("/dev/hob/web-vdb", false)] {
+            let nodes = json!([
+                { "node-name": "raw", "drv": "raw", "file": file },
+                { "node-name": "file", "drv": "host_device", "file": file },
+            ]);
+            let edges = json!({ "nodes": ids, "edges": edges });
+            let graph = Graph::new(&nodes, &edges, &json!([]), &json!([]));
+            let found = path(&graph, &record(Method::Device), Goal::Detached);
+            let short = found.as_ref().err().and_then(|error| error.downcast_ref::<NotDirect>());
+            assert_eq!(short.is_some_and(|error| error.short == SINCE_START), is_hobs, "{file}: {found:?}");
         }
     }
 
