@@ -312,6 +312,9 @@ async fn detach(client: &Client, mut args: Detach) -> anyhow::Result<()> {
     }
     let mut monitor = connect_to_detach(client, &args, &records, &known).await?;
     if matches!(args.target.kind, Kind::Proxmox(_)) && !args.common.dry_run {
+        for record in &chosen {
+            Work::new(&mut monitor, client, &records, record, &interrupt).check(Goal::Detached).await?;
+        }
         // Programs of Proxmox VE wait while hob is connected to QEMU, and a drain takes long.
         drop(monitor);
         for record in &chosen {
