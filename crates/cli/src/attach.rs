@@ -372,22 +372,11 @@ async fn check_next_start(target: &Target, chosen: &[Record]) -> anyhow::Result<
         Kind::Proxmox(vmid) => {
             let has_volumes = chosen.iter().any(|record| record.volumes.is_some());
             if has_volumes && !proxmox::is_gone(*vmid) {
-                check_lock(*vmid, &proxmox::Settings::read(*vmid)?)?;
+                proxmox::Settings::read(*vmid)?.check_lock(*vmid)?;
             }
         }
     }
     Ok(())
-}
-
-/// Refuses a VM that an operation of Proxmox VE has locked, for example a backup.
-fn check_lock(vmid: u32, settings: &proxmox::Settings) -> anyhow::Result<()> {
-    match settings.lock() {
-        None => Ok(()),
-        Some(lock) => bail!(
-            "VM {vmid} has the lock '{lock}'; repeat the command when this operation has ended, or after 'qm resume \
-             {vmid}' if the VM is suspended"
-        ),
-    }
 }
 
 /// Refuses a VM with a block job of another program. `known` has the records of the VM's disks. If
@@ -522,7 +511,7 @@ async fn persistent(target: &Target) -> anyhow::Result<Persistent> {
         }
         Kind::Proxmox(vmid) => {
             let settings = proxmox::Settings::read(*vmid)?;
-            check_lock(*vmid, &settings)?;
+            settings.check_lock(*vmid)?;
             Persistent::Proxmox(settings)
         }
     })
