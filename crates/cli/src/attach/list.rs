@@ -17,7 +17,7 @@ use super::definition;
 use super::execution::{MARK, tell};
 use super::graph::Graph;
 use super::libvirt;
-use super::overlay::{NotDirect, path};
+use super::overlay::{NotDirect, SINCE_START, path};
 use super::plan::{Definition, Goal, Path};
 use super::qmp::{Absence, NotRunning};
 use super::record::{Method, Record, Records};
@@ -107,7 +107,7 @@ fn row(record: &Record, disks: Option<&[Disk]>, its: Use) -> Row {
     let state = match found {
         None => "unknown".to_owned(),
         Some(None) => "hob does not have the disk".to_owned(),
-        Some(Some(disk)) if disk.cache.is_none() => {
+        Some(Some(disk)) if disk.cache.is_none() && its.vm != SINCE_START => {
             "not complete; repeat 'hob attach' or 'hob detach'".to_owned()
         }
         Some(Some(disk)) => word(&disk.state),
@@ -348,6 +348,15 @@ mod tests {
         assert!(found.note.unwrap().contains("Commit the overlay"));
         let row = row(&record(), None, use_of(&graph, &record(), Cpus::Running));
         assert_eq!((row.vm, row.state.as_str()), ("below a snapshot", "unknown"));
+    }
+
+    /// The cache of such a disk can be disabled while the VM runs.
+    #[test]
+    fn a_disk_that_the_vm_was_started_with_is_complete_without_a_cache() {
+        let disk = Disk { name: "web-vda".to_owned(), ..Disk::default() };
+        let state = |vm| row(&record(), Some(std::slice::from_ref(&disk)), Use { vm, note: None }).state;
+        assert!(state(USES_HOB).starts_with("not complete"), "{}", state(USES_HOB));
+        assert_eq!(state(SINCE_START), word(&disk.state));
     }
 
     #[test]

@@ -81,7 +81,8 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
     };
     if is_started_with_hob {
         let message = format!(
-            "{label}: the VM uses hob's disk {} since its start. Stop the VM, and run 'hob detach --stopped {target}'",
+            "{label}: the VM uses hob's disk {0} since its start. Stop the VM, and run 'hob detach --stopped {target}'. \
+             'hob cache disable {0}' removes only the cache, while the VM runs",
             record.disk
         );
         return refuse(SINCE_START, message);
