@@ -520,6 +520,32 @@ fn steps_until(stage: &Stage, verb: &str, last: &str) -> u32 {
     number.parse().expect("a number")
 }
 
+/// While a command works on a VM, another command for this VM is refused before its first step. A
+/// killed command does not keep its lock.
+#[test]
+fn a_second_command_for_a_vm_is_refused_until_the_first_one_ends() {
+    let _cores = cores();
+    let stage = Stage::new(Given::Nodes, "auto");
+    let seconds: [(&str, &[&str]); 3] = [("attach", &[]), ("detach", &[]), ("attach", &["--dry-run"])];
+    for verb in ["attach", "detach"] {
+        // The guest runs after the first step of either plan.
+        let mut first = stage.stopped_after(verb, 1).expect("the command stops");
+        let holder = format!("'hob {verb} qmp:");
+        for (second, more) in seconds {
+            let output = stage.command(second, more).output();
+            assert!(!output.success(), "hob {second} succeeded during hob {verb}");
+            for part in ["another command is working on this VM: ", &holder, "repeat the command when"] {
+                assert!(output.stderr.contains(part), "no '{part}': {}", output.all());
+            }
+            assert_eq!(output.stderr.trim().lines().count(), 1, "{}", output.all());
+        }
+        first.kill();
+        stage.run(verb, &[]);
+        stage.guest_continues();
+    }
+    stage.end();
+}
+
 /// A lost SSH connection (SIGHUP) or `kill` (SIGTERM) while the VM is paused: `hob attach` undoes its
 /// steps, and `hob detach` completes them.
 #[test]

@@ -276,6 +276,27 @@ fn an_unplugged_disk_is_detached() {
     assert_eq!(stage.first("disk.img"), 1);
 }
 
+/// QEMU has no block node for a disk that it uses over vhost-user. Here, the test is the disk's client.
+#[test]
+fn a_disk_with_a_client_that_is_no_block_node_keeps_its_cache() {
+    let stage = Stage::new();
+    stage.image("disk.img", "raw", &[]);
+    let vm = stage.start("disk.img", "raw", "");
+    stage.run("attach", &[]);
+    stage.kill(vm);
+    let vm = stage.start_with(&[]);
+    let client = stage.scratch.connect("web-vda");
+    let said = stage.refused("detach", &[]);
+    assert!(said.contains("a client is connected to hob's disk web-vda"), "{said}");
+    assert!(said.contains("stop the VM, and run 'hob detach --stopped"), "{said}");
+    let shown = stage.daemon.json(&["disk", "show", "web-vda"]);
+    assert!(shown["cache"].is_object(), "the cache is kept: {shown}");
+    drop(client);
+    stage.run("detach", &[]);
+    stage.assert_has_no_disk();
+    stage.quit(vm);
+}
+
 /// The methods `mirror` and `device` replace or reopen the root node, which has the option
 /// `detect-zeroes`.
 #[test]

@@ -38,7 +38,11 @@ attach
 has_hobs_disk
 await is_listed 'uses hob'
 guest_writes 2 1M
-hob detach libvirt:web --records records
+# A domain is the same VM by its UUID.
+uuid=$(virsh -q domuuid web)
+if hob detach "libvirt:$uuid" no-such-disk --records records 2>uuid.log; then exit 1; fi
+grep 'attached are: virtio-disk0' uuid.log
+hob detach "libvirt:$uuid" --records records
 definition | cmp - before.xml
 qemu_owns_the_image
 guest_writes 3 2M
@@ -50,6 +54,18 @@ await is_listed stopped
 virsh -q start web
 hob stats web-virtio-disk0
 guest_writes 4 3M
+# The domain was started with hob's disk.
+if hob detach libvirt:web --records records 2>started.log; then exit 1; fi
+grep "since its start. Stop the VM, and run 'hob detach --stopped libvirt:web'" started.log
+attach 2>started.log
+grep 'nothing to do' started.log
+# The saved state of the domain needs hob's disk.
+virsh -q managedsave web
+await is_listed saved
+if hob detach --stopped libvirt:web --records records 2>saved.log; then exit 1; fi
+grep "Restore the domain with 'virsh start web'" saved.log
+has_hobs_disk
+virsh -q start web
 virsh -q destroy web
 hob detach --stopped libvirt:web --records records
 definition | cmp - before.xml

@@ -9,6 +9,7 @@ mod image;
 mod interrupt;
 mod libvirt;
 mod list;
+mod locks;
 mod options;
 mod overlay;
 mod plan;
@@ -18,6 +19,7 @@ mod record;
 mod retries;
 mod summary;
 mod survey;
+mod target;
 pub(super) mod targets;
 mod test_stop;
 mod threads;
@@ -25,7 +27,6 @@ mod virsh;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,10 +36,12 @@ use execution::{Work, drain_if_present, tell};
 use hob_control::client::Client;
 use hob_control::{CacheEnable, CacheSettings, Pool, Size};
 use interrupt::{Interrupt, OnSignal};
+use locks::Locks;
 use plan::{Goal, State, Step, steps};
-use qmp::{Monitor, NotRunning};
+use qmp::{Absence, Monitor, NotRunning};
 use record::{Method, Record, Records};
 use survey::{Persistent, Vm, Wanted};
+use target::{Kind, Target};
 
 use super::pool::absolute;
 use super::remote::{converse, explain};
@@ -51,49 +54,6 @@ pub(super) const RECORDS: &str = "/var/lib/hob/attach";
 const CACHE_MIN_BYTES: u64 = 64 << 20;
 /// If `--size` is absent, the size of the cache is the image size divided by this number.
 const CACHE_PART: u64 = 10;
-
-/// The VM whose disks are attached or detached.
-#[derive(Clone, Debug)]
-struct Target {
-    text: String,
-    kind: Kind,
-}
-
-#[derive(Clone, Debug)]
-enum Kind {
-    Qmp(PathBuf),
-    Libvirt(String),
-    Proxmox(u32),
-}
-
-impl FromStr for Target {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Target, String> {
-        let kind = match text.split_once(':') {
-            Some(("qmp", path)) if !path.is_empty() => Kind::Qmp(plain(absolute(path.to_owned()).into())),
-            Some(("libvirt", name)) if !name.is_empty() => Kind::Libvirt(name.to_owned()),
-            Some(("pve", id)) if id.parse::<u32>().is_ok() => Kind::Proxmox(id.parse().unwrap_or_default()),
-            _ => {
-                return Err("a VM is qmp:PATH (the QMP socket of QEMU), libvirt:NAME or pve:VMID".to_owned());
-            }
-        };
-        let text = match &kind {
-            Kind::Qmp(path) => format!("qmp:{}", path.display()),
-            Kind::Libvirt(name) => format!("libvirt:{name}"),
-            Kind::Proxmox(vmid) => format!("pve:{vmid}"),
-        };
-        Ok(Target { text, kind })
-    }
-}
-
-/// Returns the path of a socket without links and `..` in its directory, so that one socket has one
-/// name in the records. The socket itself may not exist any more.
-fn plain(socket: PathBuf) -> PathBuf {
-    let directory = socket.parent().and_then(|directory| directory.canonicalize().ok());
-    let plain = directory.zip(socket.file_name()).map(|(directory, name)| directory.join(name));
-    plain.unwrap_or(socket)
-}
 
 /// Options that `hob attach` and `hob detach` have in common.
 #[derive(Debug, Args)]
@@ -175,13 +135,11 @@ pub(super) fn run_detach(args: Detach, global: &Global) -> anyhow::Result<()> {
 
 async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Result<()> {
     let records = Records::open(&args.common.records)?;
-    let known = of_target(&records, target)?;
-    let mut monitor = connect(target).await.map_err(|error| match error.is::<NotRunning>() {
-        true if !known.is_empty() => anyhow!(
-            "{error:#}. hob keeps the attached disks of this VM: start it with these, or run 'hob detach --stopped {}'",
-            target.text
-        ),
-        _ => error,
+    let (mut locks, target, known) = lock(&records, &args.common, "attach", target).await?;
+    let target = &target;
+    let mut monitor = connect(target).await.map_err(|error| match known.is_empty() {
+        true => error,
+        false => not_running(error, target),
     })?;
     let vm = Vm::look(&mut monitor, &default_name(target)).await?;
     Vm::check(&mut monitor, Goal::Attached).await?;
@@ -207,6 +165,13 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         let earlier = known.iter().find(|record| record.backend == device.backend);
         if let Some(record) = earlier {
             let mut work = Work::new(&mut monitor, client, &records, record, &Arc::default());
+            if work.is_started_with_hob().await {
+                tell(&format!(
+                    "{}: nothing to do: the VM uses hob's disk {1} since its start; 'hob disk show {1}' shows its cache",
+                    record.label, record.disk
+                ));
+                continue;
+            }
             if !work.is_left_over().await {
                 // The record of an interrupted attachment already has the settings, so its cache
                 // keeps them.
@@ -238,6 +203,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
             record.cache.size = Some(usual_size(&record.file));
         }
         check_distinct(&wanted, &record)?;
+        locks.add_disk(&record.disk)?;
         let is_taken = client.disks().await.map_err(explain)?.iter().any(|disk| disk.name == record.disk);
         let is_own = earlier.is_some_and(|earlier| earlier.disk == record.disk);
         if is_taken && !is_own {
@@ -301,9 +267,10 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
     end(args.common.dry_run)
 }
 
-async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
+async fn detach(client: &Client, mut args: Detach) -> anyhow::Result<()> {
     let records = Records::open(&args.common.records)?;
-    let known = of_target(&records, &args.target)?;
+    let (_locks, target, known) = lock(&records, &args.common, "detach", &args.target).await?;
+    args.target = target;
     if known.is_empty() {
         bail!("no such disk of {} is attached; 'hob attach --list' shows all", args.target.text);
     }
@@ -328,10 +295,14 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
             bail!("--stopped has no plan to print; omit --dry-run");
         }
         match connect(&args.target).await {
-            Ok(_) => bail!("the VM of {} is running; omit --stopped", args.target.text),
+            Ok(_) => bail!(
+                "the VM of {} is running: omit --stopped, or stop the VM if it was started with hob's disk",
+                args.target.text
+            ),
             Err(error) if error.is::<NotRunning>() => {}
             Err(error) => return Err(error.context("cannot check that the VM is stopped")),
         }
+        check_next_start(&args.target, &chosen).await?;
         let mut none = Monitor::None;
         for record in &chosen {
             Work::new(&mut none, client, &records, record, &interrupt).detach_stopped().await?;
@@ -341,6 +312,9 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
     }
     let mut monitor = connect_to_detach(client, &args, &records, &known).await?;
     if matches!(args.target.kind, Kind::Proxmox(_)) && !args.common.dry_run {
+        for record in &chosen {
+            Work::new(&mut monitor, client, &records, record, &interrupt).check(Goal::Detached).await?;
+        }
         // Programs of Proxmox VE wait while hob is connected to QEMU, and a drain takes long.
         drop(monitor);
         for record in &chosen {
@@ -383,6 +357,26 @@ async fn connect_to_detach(
     Vm::check(&mut monitor, Goal::Detached).await?;
     check_jobs(&vm, &mut monitor, client, records, if args.common.dry_run { &[] } else { known }).await?;
     Ok(monitor)
+}
+
+/// Refuses to remove hob's disks of a stopped VM whose next start needs them in its present state:
+/// libvirt has saved the VM with the disks, or an operation of Proxmox VE has locked the VM.
+async fn check_next_start(target: &Target, chosen: &[Record]) -> anyhow::Result<()> {
+    match &target.kind {
+        Kind::Qmp(_) => {}
+        Kind::Libvirt(domain) => {
+            if let Some(saved) = libvirt::saved(domain).await? {
+                libvirt::check_saved(domain, &saved, chosen)?;
+            }
+        }
+        Kind::Proxmox(vmid) => {
+            let has_volumes = chosen.iter().any(|record| record.volumes.is_some());
+            if has_volumes && !proxmox::is_gone(*vmid) {
+                proxmox::Settings::read(*vmid)?.check_lock(*vmid)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a VM with a block job of another program. `known` has the records of the VM's disks. If
@@ -465,7 +459,10 @@ async fn remove_left_over(work: &mut Work<'_>, common: &Common) -> anyhow::Resul
         let state = work.look(Goal::Detached).await?;
         return print_plan(record, Goal::Detached, state).await;
     }
-    let removed = work.pursue(Goal::Detached).await;
+    let removed = match work.check(Goal::Detached).await {
+        Ok(()) => work.pursue(Goal::Detached).await,
+        refused => refused,
+    };
     removed
         .with_context(|| format!("{label} is not attached: hob's disk {disk} of {image} cannot be removed"))
 }
@@ -515,9 +512,7 @@ async fn persistent(target: &Target) -> anyhow::Result<Persistent> {
         }
         Kind::Proxmox(vmid) => {
             let settings = proxmox::Settings::read(*vmid)?;
-            if let Some(lock) = settings.lock() {
-                bail!("VM {vmid} has the lock '{lock}'; repeat the command when this operation has ended");
-            }
+            settings.check_lock(*vmid)?;
             Persistent::Proxmox(settings)
         }
     })
@@ -549,10 +544,43 @@ fn default_name(target: &Target) -> String {
     }
 }
 
-fn of_target(records: &Records, target: &Target) -> anyhow::Result<Vec<Record>> {
+/// Locks a VM and the names of its attached disks. Returns the locks, the VM as its records name
+/// it, and the records.
+async fn lock(
+    records: &Records,
+    common: &Common,
+    verb: &str,
+    target: &Target,
+) -> anyhow::Result<(Locks, Target, Vec<Record>)> {
+    let names = target.names().await?;
+    let command = format!("hob {verb} {}", target.text);
+    let mut locks = Locks::of_vm(&common.records, &target.locked(&names), &command)?;
+    let known = of_names(records, &names)?;
+    known.iter().try_for_each(|record| locks.add_disk(&record.disk))?;
+    let recorded = known.first().and_then(|record| record.target.parse::<Target>().ok());
+    Ok((locks, recorded.unwrap_or_else(|| target.clone()), known))
+}
+
+/// Returns the records of a VM with these names.
+fn of_names(records: &Records, names: &[String]) -> anyhow::Result<Vec<Record>> {
     let is_same =
-        |record: &Record| Target::from_str(&record.target).is_ok_and(|found| found.text == target.text);
+        |record: &Record| record.target.parse::<Target>().is_ok_and(|found| names.contains(&found.text));
     Ok(records.all()?.into_iter().filter(is_same).collect())
+}
+
+/// Returns the message that a VM with attached disks does not run, with what to do.
+fn not_running(error: anyhow::Error, target: &Target) -> anyhow::Error {
+    let keeps = "hob keeps the attached disks of this VM";
+    let detach = format!("'hob detach --stopped {}'", target.text);
+    let why = error.downcast_ref::<NotRunning>().map(|error| error.why);
+    match why {
+        None => error,
+        Some(Absence::Stopped) => anyhow!("{error:#}. {keeps}: start it with these, or run {detach}"),
+        Some(Absence::Saved) => {
+            anyhow!("{error:#}. {keeps}; 'hob attach --list' shows whether the saved VM needs them")
+        }
+        Some(Absence::Gone) => anyhow!("{error:#}. {keeps}; remove them with {detach}"),
+    }
 }
 
 /// Returns the pool for the caches.
@@ -583,33 +611,44 @@ fn milliseconds(time: Duration) -> String {
 mod tests {
     use super::*;
 
+    fn record(target: &str, label: &str, disk: &str) -> Record {
+        serde_json::from_value(serde_json::json!({
+            "version": 1, "target": target, "disk": disk, "label": label, "backend": label,
+            "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
+            "node": {}, "spare": [],
+        }))
+        .unwrap()
+    }
+
     #[test]
     fn two_disks_of_a_vm_do_not_get_one_name() {
-        let record = |label: &str, disk: &str| -> Record {
-            serde_json::from_value(serde_json::json!({
-                "version": 1, "target": "qmp:/run/web.qmp", "disk": disk, "label": label, "backend": label,
-                "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
-                "node": {}, "spare": [],
-            }))
-            .unwrap()
-        };
+        let record = |label: &str, disk: &str| record("qmp:/run/web.qmp", label, disk);
         let wanted = [record("device[0]", "web-device-0-")];
         check_distinct(&wanted, &record("vda", "web-vda")).unwrap();
         let error = check_distinct(&wanted, &record("device-0-", "web-device-0-")).unwrap_err().to_string();
         assert!(error.contains("device[0] and device-0-"), "{error}");
     }
+
     #[test]
-    fn a_socket_has_one_name() {
+    fn the_records_of_a_domain_are_found_by_all_its_names() {
         let dir = tempfile::tempdir().unwrap();
-        let real = dir.path().canonicalize().unwrap();
-        std::fs::create_dir(real.join("run")).unwrap();
-        std::os::unix::fs::symlink("run", real.join("link")).unwrap();
-        let expected = format!("qmp:{}/run/web.qmp", real.display());
-        for name in ["run/web.qmp", "link/web.qmp", "run/../link/web.qmp", "run/./web.qmp"] {
-            let target: Target = format!("qmp:{}/{name}", real.display()).parse().unwrap();
-            assert_eq!(target.text, expected, "{name}");
+        let records = Records::open(dir.path()).unwrap();
+        for (target, disk) in [("libvirt:web", "a"), ("libvirt:0b1c", "b"), ("libvirt:db", "c")] {
+            records.save(&record(target, "vda", disk)).unwrap();
         }
-        let missing: Target = "qmp:/nowhere/web.qmp".parse().unwrap();
-        assert_eq!(missing.text, "qmp:/nowhere/web.qmp");
+        let found = of_names(&records, &["libvirt:0b1c", "libvirt:web"].map(str::to_owned)).unwrap();
+        let disks: Vec<&str> = found.iter().map(|record| record.disk.as_str()).collect();
+        assert_eq!(disks, ["b", "a"]);
+    }
+
+    #[test]
+    fn a_vm_that_does_not_run_has_advice() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let target: Target = "qmp:/nowhere/web.qmp".parse().unwrap();
+        let error = runtime.block_on(connect(&target)).unwrap_err();
+        let error = not_running(error, &target).to_string();
+        assert!(error.contains("start it with these") && error.contains("hob detach --stopped"), "{error}");
+        let other = not_running(anyhow!("cannot run virsh"), &target).to_string();
+        assert_eq!(other, "cannot run virsh");
     }
 }

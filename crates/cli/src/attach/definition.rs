@@ -9,7 +9,11 @@ use super::record::Record;
 /// Returns the disk's source in the VM's persistent definition.
 pub(super) async fn read(record: &Record) -> anyhow::Result<Definition> {
     if let (Some(vmid), Some(volumes)) = (record.vmid(), &record.volumes) {
-        return Ok(Settings::read(vmid)?.definition(volumes));
+        return if proxmox::is_gone(vmid) {
+            Ok(Definition::None)
+        } else {
+            Ok(Settings::read(vmid)?.definition(volumes))
+        };
     }
     let (Some(domain), Some(_)) = (record.domain(), &record.definition) else {
         return Ok(Definition::None);

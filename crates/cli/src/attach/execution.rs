@@ -1,6 +1,7 @@
 //! Execution of the plan: examines the state, performs the next step, and undoes the changes if a
 //! step fails.
 
+mod started;
 mod stopped;
 
 use std::io::{self, Write as _};
@@ -97,7 +98,12 @@ impl<'a> Work<'a> {
     /// Refuses a disk whose block nodes in QEMU differ from those that the record describes. Each
     /// command checks all of its disks before the first step.
     pub(super) async fn check(&mut self, goal: Goal) -> anyhow::Result<()> {
-        let Err(error) = self.look(goal).await else { return Ok(()) };
+        let checked = match self.look(goal).await {
+            Ok(state) if goal == Goal::Detached => self.check_users(state).await,
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        let Err(error) = checked else { return Ok(()) };
         Err(self.refusal(error).await)
     }
 

@@ -10,6 +10,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, bail};
 
+use super::record::Record;
 use super::threads::in_thread;
 use super::virsh::{self, Info, is_unknown_domain, when_reachable};
 
@@ -86,6 +87,40 @@ pub(super) async fn definition(domain: &str) -> anyhow::Result<Option<String>> {
     }
     let args = ["dumpxml", "--inactive", "--security-info", domain];
     when_reachable(async || virsh::virsh(&args).await).await.map(Some)
+}
+
+/// Returns the XML of the saved state of a domain (`virsh managedsave`), or `None` if the domain is
+/// not saved or does not exist any more. The domain's next start uses this XML, and not the
+/// persistent XML.
+pub(super) async fn saved(domain: &str) -> anyhow::Result<Option<String>> {
+    match when_reachable(async || Info::read(domain).await).await {
+        Err(error) if is_unknown_domain(&error) => return Ok(None),
+        Ok(info) if !info.is_saved => return Ok(None),
+        Err(error) => return Err(error),
+        Ok(_) => {}
+    }
+    let args = ["managedsave-dumpxml", domain];
+    when_reachable(async || virsh::virsh(&args).await).await.map(Some)
+}
+
+/// Returns true if the XML of a saved state has hob's disk. A domain whose disk was attached while
+/// the domain ran is saved with its image, because libvirt does not know hob's node.
+pub(super) fn is_saved_with_hob(saved: &str, record: &Record) -> bool {
+    matches!(find(saved, &record.file, &record.disk), Some(Defined::Hob(_)))
+}
+
+/// Refuses to remove disks of hob that a saved state needs. `saved` is the XML of the saved state.
+///
+/// # Errors
+/// Returns an error that says how to detach the disks.
+pub(super) fn check_saved(domain: &str, saved: &str, records: &[Record]) -> anyhow::Result<()> {
+    let Some(record) = records.iter().find(|record| is_saved_with_hob(saved, record)) else { return Ok(()) };
+    bail!(
+        "the domain {domain} is saved ('virsh managedsave') with hob's disk {}, and cannot be restored without it. \
+         Restore the domain with 'virsh start {domain}', shut it down, and repeat the command; or discard its saved \
+         memory with 'virsh managedsave-remove {domain}', and repeat the command",
+        record.disk
+    )
 }
 
 /// Replaces one element of the persistent XML of a domain.
@@ -195,6 +230,30 @@ mod tests {
         assert_eq!(find(&changed, file, "web-vda"), Some(Defined::Hob(new.clone())));
         assert_eq!(changed.replacen(&new, &old, 1), XML);
         assert_eq!(find(XML, Path::new("/other"), "web-vda"), None);
+    }
+
+    #[test]
+    fn a_disk_that_a_saved_state_needs_is_kept() {
+        let record = |disk: &str| -> Record {
+            serde_json::from_value(serde_json::json!({
+                "version": 1, "target": "libvirt:web", "disk": disk, "label": "vda", "backend": "vda",
+                "file": "/srv/a&b.qcow2", "format": "qcow2", "method": "reopen", "cache": { "pool": "fast" },
+                "node": {}, "spare": [],
+            }))
+            .unwrap()
+        };
+        // The disk was attached while the domain ran.
+        check_saved("web", XML, &[record("web-vda")]).unwrap();
+        let Some(Defined::Image(old)) = find(XML, Path::new("/srv/a&b.qcow2"), "web-vda") else {
+            panic!("not found")
+        };
+        let started = XML.replacen(&old, &with_hob(&old, "web-vda", "/run/hob/nbd.sock").unwrap(), 1);
+        // The XML of a domain that has run numbers the sources.
+        let started = started.replace(" name='web-vda'>", " name='web-vda' index='1'>");
+        let records = [record("web-vdb"), record("web-vda")];
+        let error = check_saved("web", &started, &records).unwrap_err().to_string();
+        assert!(error.contains("hob's disk web-vda,"), "{error}");
+        assert!(error.contains("'virsh start web'") && error.contains("managedsave-remove web"), "{error}");
     }
 
     #[test]

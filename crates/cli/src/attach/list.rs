@@ -12,14 +12,16 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::time::timeout;
 
+use super::connect;
 use super::definition;
 use super::execution::{MARK, tell};
 use super::graph::Graph;
-use super::overlay::{NotDirect, path};
+use super::libvirt;
+use super::overlay::{NotDirect, SINCE_START, path};
 use super::plan::{Definition, Goal, Path};
-use super::qmp::NotRunning;
+use super::qmp::{Absence, NotRunning};
 use super::record::{Method, Record, Records};
-use super::{Target, connect};
+use super::target::Target;
 use crate::Global;
 use crate::output::{Format, print, table, word};
 use crate::remote::{converse, explain};
@@ -105,7 +107,7 @@ fn row(record: &Record, disks: Option<&[Disk]>, its: Use) -> Row {
     let state = match found {
         None => "unknown".to_owned(),
         Some(None) => "hob does not have the disk".to_owned(),
-        Some(Some(disk)) if disk.cache.is_none() => {
+        Some(Some(disk)) if disk.cache.is_none() && its.vm != SINCE_START => {
             "not complete; repeat 'hob attach' or 'hob detach'".to_owned()
         }
         Some(Some(disk)) => word(&disk.state),
@@ -135,7 +137,15 @@ async fn uses(records: &[Record]) -> Vec<Use> {
             }
             uses
         }
-        Ok(Err(error)) if error.is::<NotRunning>() => all("stopped", None),
+        Ok(Err(error)) if error.is::<NotRunning>() => {
+            let why = error.downcast_ref::<NotRunning>().map_or(Absence::Stopped, |error| error.why);
+            let mut uses = Vec::new();
+            for record in records {
+                let next_start = timeout(VM_MAX, next_start(record, why)).await;
+                uses.push(absent(record, why, next_start.ok().and_then(Result::ok)));
+            }
+            uses
+        }
         Ok(Err(error)) => all("unknown", Some(format!("{target}: {error:#}"))),
         Err(_) => {
             let note = match target.starts_with("libvirt:") {
@@ -161,6 +171,46 @@ async fn ask(target: &str, records: &[Record]) -> anyhow::Result<Vec<Use>> {
     Ok(records.iter().map(|record| use_of(&graph, record, cpus)).collect())
 }
 
+/// Returns the disk that the next start of a VM uses.
+async fn next_start(record: &Record, why: Absence) -> anyhow::Result<Definition> {
+    let (Absence::Saved, Some(domain)) = (why, record.domain()) else {
+        return definition::read(record).await;
+    };
+    let saved = libvirt::saved(domain).await?.unwrap_or_default();
+    let has_hob = libvirt::is_saved_with_hob(&saved, record);
+    Ok(if has_hob { Definition::Hob } else { Definition::Image })
+}
+
+/// Returns the use of a disk by a VM that does not run, with what to do. `next_start` is `None` if
+/// it is unknown which disk the VM's next start uses.
+fn absent(record: &Record, why: Absence, next_start: Option<Definition>) -> Use {
+    let target = &record.target;
+    let detach = format!("'hob detach --stopped {target}'");
+    let (vm, what) = match why {
+        Absence::Stopped => ("stopped", "is stopped"),
+        Absence::Saved => ("saved", "is saved ('virsh managedsave')"),
+        Absence::Gone => ("gone", "does not exist on this host any more"),
+    };
+    let todo = match (why, next_start) {
+        (Absence::Gone, _) => {
+            format!("{detach} writes dirty data to the images, and removes hob's disks")
+        }
+        (Absence::Saved, Some(Definition::Hob)) => {
+            format!("its restore needs hob's disks. To remove them, restore and stop it, and run {detach}")
+        }
+        (_, Some(Definition::Hob)) => {
+            format!("its next start uses hob's disks. To remove them before that, run {detach}")
+        }
+        (Absence::Stopped, Some(Definition::None)) if target.starts_with("qmp:") => {
+            format!(
+                "hob has locked its images. Start it with hob's disks, or run {detach} before its next start"
+            )
+        }
+        _ => format!("hob has locked its images. Run {detach} before its next start"),
+    };
+    Use { vm, note: Some(format!("{target}: the VM {what}; {todo}")) }
+}
+
 /// Returns a note if the VM's next start does not use the disk that the VM uses now: a command was
 /// interrupted before it changed the VM's definition.
 fn of_next_start(record: &Record, vm: &str, definition: Definition) -> Option<String> {
@@ -184,8 +234,8 @@ fn use_of(graph: &Graph, record: &Record, cpus: Cpus) -> Use {
     let target = &record.target;
     if cpus == Cpus::PausedByHob {
         let note = format!(
-            "{target}: a command was interrupted while it had the VM paused. Repeat 'hob attach {target}', or run \
-             'hob detach {target}': both continue the VM"
+            "{target}: hob has paused the VM. If no command is working on it, a command was interrupted: repeat \
+             'hob attach {target}', or run 'hob detach {target}'. Both continue the VM"
         );
         return Use { vm: "paused by hob", note: Some(note) };
     }
@@ -300,10 +350,44 @@ mod tests {
         assert_eq!((row.vm, row.state.as_str()), ("below a snapshot", "unknown"));
     }
 
+    /// The cache of such a disk can be disabled while the VM runs.
     #[test]
-    fn a_vm_that_does_not_run_is_listed() {
+    fn a_disk_that_the_vm_was_started_with_is_complete_without_a_cache() {
+        let disk = Disk { name: "web-vda".to_owned(), ..Disk::default() };
+        let state = |vm| row(&record(), Some(std::slice::from_ref(&disk)), Use { vm, note: None }).state;
+        assert!(state(USES_HOB).starts_with("not complete"), "{}", state(USES_HOB));
+        assert_eq!(state(SINCE_START), word(&disk.state));
+    }
+
+    #[test]
+    fn a_vm_that_does_not_run_is_listed_with_what_to_do() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let records = [Record { target: "qmp:/nowhere/web.qmp".to_owned(), ..record() }];
-        assert_eq!(runtime.block_on(uses(&records)), [Use { vm: "stopped", note: None }]);
+        let uses = runtime.block_on(uses(&records));
+        assert_eq!((uses.len(), uses[0].vm), (1, "stopped"));
+        let note = uses[0].note.as_deref().unwrap();
+        assert!(
+            note.contains("with hob's disks, or run 'hob detach --stopped qmp:/nowhere/web.qmp'"),
+            "{note}"
+        );
+    }
+
+    #[test]
+    fn each_reason_for_a_vm_that_does_not_run_has_advice() {
+        let record = Record { target: "libvirt:web".to_owned(), ..record() };
+        for (why, next_start, vm, advice) in [
+            (Absence::Stopped, Some(Definition::Hob), "stopped", "next start uses hob's disks"),
+            (Absence::Stopped, Some(Definition::Image), "stopped", "hob has locked its images. Run"),
+            (Absence::Stopped, Some(Definition::None), "stopped", "hob has locked its images. Run"),
+            (Absence::Stopped, None, "stopped", "hob has locked its images. Run"),
+            (Absence::Saved, Some(Definition::Hob), "saved", "restore and stop it, and run"),
+            (Absence::Saved, Some(Definition::Image), "saved", "hob has locked its images. Run"),
+            (Absence::Gone, Some(Definition::None), "gone", "writes dirty data to the images"),
+        ] {
+            let found = absent(&record, why, next_start);
+            let note = found.note.unwrap_or_default();
+            assert_eq!(found.vm, vm, "{note}");
+            assert!(note.contains(advice) && note.contains("'hob detach --stopped libvirt:web'"), "{note}");
+        }
     }
 }

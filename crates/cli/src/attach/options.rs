@@ -140,11 +140,13 @@ pub(super) fn of_hob(name: &str, socket: &str, export: &str, discard: bool) -> V
 
 /// Returns a node name for this disk, of at most 31 characters as QEMU requires.
 pub(super) fn node_name(disk: &str, what: &str) -> String {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for byte in disk.bytes() {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    }
-    format!("hob-{:08x}{what}", hash >> 32)
+    format!("hob-{:08x}{what}", hash(disk) >> 32)
+}
+
+/// Returns a number that differs for different texts, except by chance (FNV-1a).
+pub(super) fn hash(text: &str) -> u64 {
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
 /// Returns the node's own name, or a new one if QEMU generated it.

@@ -12,6 +12,12 @@ use super::libvirt::is_same_path;
 use super::plan::{Goal, Path};
 use super::record::{Record, name_of};
 
+/// Directory of the block devices of hob's disks on this host.
+const DEVICES: &str = "/dev/hob";
+
+/// Short reason for a disk of hob that the VM has used since its start.
+pub(super) const SINCE_START: &str = "uses hob since its start";
+
 /// The reason why hob cannot attach or detach a VM's disk now. Either the VM does not have the disk
 /// any more, or the disk's requests go neither directly to hob nor directly to the image, for
 /// example because a snapshot's overlay is above hob.
@@ -68,12 +74,19 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
         );
         return refuse("below a snapshot", message);
     }
-    if node.driver == "nbd" && is_export(&node.file, &record.disk) {
+    let device = || FilePath::new(DEVICES).join(&record.disk);
+    let is_started_with_hob = match node.driver.as_str() {
+        "nbd" => is_export(&node.file, &record.disk),
+        "host_device" => is_same_path(FilePath::new(&node.file), &device()),
+        _ => false,
+    };
+    if is_started_with_hob {
         let message = format!(
-            "{label}: the VM uses hob's disk {} since its start. Stop the VM, and run 'hob detach --stopped {target}'",
+            "{label}: the VM uses hob's disk {0} since its start. Stop the VM, and run 'hob detach --stopped {target}'. \
+             'hob cache disable {0}' removes only the cache, while the VM runs",
             record.disk
         );
-        return refuse("uses hob since its start", message);
+        return refuse(SINCE_START, message);
     }
     if !matches!(node.driver.as_str(), "file" | "host_device") {
         let message = format!(
@@ -216,7 +229,28 @@ mod tests {
             let error = path(&started, &record(Method::Reopen), goal).unwrap_err();
             assert!(error.to_string().contains("hob detach --stopped qmp:/run/web.qmp"), "{error}");
             let short = error.downcast_ref::<NotDirect>().map(|error| error.short);
-            assert_eq!(short, Some("uses hob since its start"));
+            assert_eq!(short, Some(SINCE_START));
+        }
+    }
+
+    #[test]
+    fn a_vm_that_was_started_with_hobs_block_device_does_not_use_its_image() {
+        let edges = json!([
+            { "parent": 0, "name": "root", "child": 1 },
+            { "parent": 1, "name": "file", "child": 2 },
+        ]);
+        let ids =
+            json!([{ "id": 0, "name": "vda" }, { "id": 1, "name": "raw" }, { "id": 2, "name": "file" }]);
+        for (file, is_hobs) in [("/dev/hob/web-vda", true), ("/dev/hob/web-vdb", false)] {
+            let nodes = json!([
+                { "node-name": "raw", "drv": "raw", "file": file },
+                { "node-name": "file", "drv": "host_device", "file": file },
+            ]);
+            let edges = json!({ "nodes": ids, "edges": edges });
+            let graph = Graph::new(&nodes, &edges, &json!([]), &json!([]));
+            let found = path(&graph, &record(Method::Device), Goal::Detached);
+            let short = found.as_ref().err().and_then(|error| error.downcast_ref::<NotDirect>());
+            assert_eq!(short.is_some_and(|error| error.short == SINCE_START), is_hobs, "{file}: {found:?}");
         }
     }
 

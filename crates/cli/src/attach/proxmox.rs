@@ -5,7 +5,7 @@
 //! and the plugin serves the volume from the VM's next start on.
 
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
@@ -130,9 +130,14 @@ impl Settings {
         Ok(Volumes { key: key.to_owned(), image: image.to_owned(), hob: format!("{hob}:{name}") })
     }
 
-    /// Returns the name of the operation that locks the VM's configuration, for example `backup`.
-    pub(super) fn lock(&self) -> Option<&str> {
-        self.value("lock")
+    /// Refuses a VM that an operation of Proxmox VE has locked, for example a backup.
+    pub(super) fn check_lock(&self, vmid: u32) -> anyhow::Result<()> {
+        let Some(lock) = self.value("lock") else { return Ok(()) };
+        let when = match lock {
+            "suspended" | "suspending" => "the VM has been resumed ('qm resume') and stopped",
+            _ => "this operation has ended",
+        };
+        bail!("VM {vmid} has the lock '{lock}'; repeat the command when {when}")
     }
 
     /// Returns which volume the VM's configuration has.
@@ -229,6 +234,17 @@ pub(super) fn qmp(vmid: u32) -> PathBuf {
     file(&format!("var/run/qemu-server/{vmid}.qmp"))
 }
 
+/// Returns true if this node has no VM of this number: the VM was deleted, or is on another node.
+pub(super) fn is_gone(vmid: u32) -> bool {
+    is_missing(&file("etc/pve/qemu-server"), vmid)
+}
+
+/// Returns true if the directory of the VMs' configurations has none of this VM. Without the
+/// cluster's file system, the directory is missing, and the VM may exist.
+fn is_missing(directory: &Path, vmid: u32) -> bool {
+    directory.is_dir() && !directory.join(format!("{vmid}.conf")).exists()
+}
+
 /// Returns the numbers of the VMs that run on this node.
 pub(super) fn running() -> Vec<u32> {
     let sockets = std::fs::read_dir(file("var/run/qemu-server")).into_iter().flatten().flatten();
@@ -304,6 +320,25 @@ hob: files
         assert_eq!(hob.definition(&volumes), Definition::Hob);
         let other = Settings { vm: "scsi1: none,media=cdrom\n".into(), ..settings() };
         assert_eq!(other.definition(&volumes), Definition::None);
+    }
+
+    #[test]
+    fn a_vm_with_a_lock_is_refused() {
+        settings().check_lock(100).unwrap();
+        for (lock, advice) in [("backup", "operation has ended"), ("suspended", "has been resumed")] {
+            let error = Settings { vm: format!("lock: {lock}\n{VM}"), ..settings() }.check_lock(100);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(&format!("the lock '{lock}'")) && error.contains(advice), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_vm_is_gone_only_if_the_node_has_the_configurations_of_vms() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("100.conf"), VM).unwrap();
+        assert!(!is_missing(dir.path(), 100));
+        assert!(is_missing(dir.path(), 101));
+        assert!(!is_missing(&dir.path().join("not-mounted"), 100));
     }
 
     /// `packaging/proxmox/test/plugin.t` tests the same names.

@@ -30,8 +30,27 @@ pub(super) struct Refused {
 
 /// The VM does not run.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct NotRunning(String);
+#[error("{reason}")]
+pub(super) struct NotRunning {
+    pub(super) why: Absence,
+    reason: String,
+}
+
+/// Why a VM does not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Absence {
+    Stopped,
+    /// libvirt has saved the VM's memory, and continues the VM at its next start.
+    Saved,
+    /// libvirt or Proxmox VE has no such VM on this host.
+    Gone,
+}
+
+impl Absence {
+    fn because(self, reason: String) -> anyhow::Error {
+        NotRunning { why: self, reason }.into()
+    }
+}
 
 /// The connection to QEMU ended.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +102,7 @@ impl Monitor {
         let at = path.display();
         let stream = match UnixStream::connect(path).await {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-                return Err(NotRunning(format!("QEMU has no QMP socket {at}: {error}")).into());
+                return Err(Absence::Stopped.because(format!("QEMU has no QMP socket {at}: {error}")));
             }
             stream => stream.with_context(|| format!("cannot reach QEMU at {at}"))?,
         };
@@ -122,8 +141,12 @@ impl Monitor {
     /// Returns [`NotRunning`] if the VM does not run on this node, or another error if another
     /// program stays connected.
     pub(super) async fn of_proxmox(vmid: u32) -> anyhow::Result<Monitor> {
-        let path = proxmox::qmp(vmid);
-        let mut monitor = Monitor::connect(&path).await?;
+        let mut monitor = match Monitor::connect(&proxmox::qmp(vmid)).await {
+            Err(error) if error.is::<NotRunning>() && proxmox::is_gone(vmid) => {
+                return Err(Absence::Gone.because(format!("this node has no VM {vmid}")));
+            }
+            monitor => monitor?,
+        };
         if let Monitor::Socket { pid, .. } = &mut monitor {
             *pid = proxmox::pid(vmid).or(*pid);
         }
@@ -139,19 +162,18 @@ impl Monitor {
         let info = match Info::read(domain).await {
             Err(error) if is_unknown_domain(&error) => {
                 let names = "'virsh list --all' shows the names";
-                return Err(NotRunning(format!("libvirt has no domain {domain}; {names}")).into());
+                return Err(Absence::Gone.because(format!("libvirt has no domain {domain}; {names}")));
             }
             info => info?,
         };
+        if let Some(absent) = absent(domain, &info) {
+            return Err(absent);
+        }
         match info.state.as_str() {
             "running" | "paused" => {
                 let shell = Shell::open(domain).await;
                 Ok(Monitor::Libvirt { domain: domain.to_owned(), name: info.name, shell })
             }
-            "shut off" => Err(NotRunning(format!(
-                "the domain {domain} is shut off; start it with 'virsh start {domain}'"
-            ))
-            .into()),
             state => bail!("the domain {domain} is in the state '{state}', not running"),
         }
     }
@@ -247,6 +269,22 @@ impl Monitor {
     }
 }
 
+/// Returns the error [`NotRunning`] for a domain of libvirt that is shut off.
+fn absent(domain: &str, info: &Info) -> Option<anyhow::Error> {
+    let start = format!("'virsh start {domain}'");
+    match (info.state.as_str(), info.is_saved) {
+        ("shut off", true) => {
+            let reason =
+                format!("the domain {domain} is saved ('virsh managedsave'), and {start} restores it");
+            Some(Absence::Saved.because(reason))
+        }
+        ("shut off", false) => {
+            Some(Absence::Stopped.because(format!("the domain {domain} is shut off; start it with {start}")))
+        }
+        _ => None,
+    }
+}
+
 /// Reads one line. If the future is dropped, `begun` keeps the part that was read.
 async fn line(stream: &mut BufReader<UnixStream>, begun: &mut Vec<u8>) -> anyhow::Result<Value> {
     let left = LINE_BYTES_MAX.saturating_sub(begun.len() as u64);
@@ -289,6 +327,25 @@ mod tests {
         let _busy = UnixListener::bind(&path).unwrap();
         let error = connect(&path);
         assert!(!error.is::<NotRunning>() && error.to_string().contains("another program"), "{error:#}");
+    }
+
+    #[test]
+    fn a_saved_domain_and_one_that_is_shut_off_differ() {
+        let info = |state: &str, is_saved| Info {
+            name: "web".to_owned(),
+            uuid: "0b1c".to_owned(),
+            state: state.to_owned(),
+            is_persistent: true,
+            is_saved,
+        };
+        for (is_saved, why, text) in
+            [(true, Absence::Saved, "virsh managedsave"), (false, Absence::Stopped, "is shut off")]
+        {
+            let error = absent("web", &info("shut off", is_saved)).unwrap();
+            assert_eq!(error.downcast_ref::<NotRunning>().map(|error| error.why), Some(why));
+            assert!(error.to_string().contains(text), "{error}");
+        }
+        assert!(absent("web", &info("running", false)).is_none());
     }
 
     /// A busy QEMU may send a part of a reply before the command's time is over.

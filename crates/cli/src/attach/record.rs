@@ -104,8 +104,9 @@ pub(super) fn name_of(options: &Value) -> &str {
     options["node-name"].as_str().unwrap_or_default()
 }
 
-/// The directory with all records. While this value exists, no other `hob attach` or `hob detach`
-/// can open the directory.
+/// The directory with all records. Several commands may have it open, for different VMs
+/// (`locks.rs`). While this value exists, no earlier version of hob can open the directory: its
+/// commands do not know the locks of VMs.
 #[derive(Debug)]
 pub(super) struct Records {
     directory: PathBuf,
@@ -116,14 +117,17 @@ impl Records {
     /// Opens the directory, and creates it if necessary.
     ///
     /// # Errors
-    /// Returns an error if another `hob attach` or `hob detach` runs.
+    /// Returns an error if a command of an earlier version of hob runs.
     pub(super) fn open(directory: &Path) -> anyhow::Result<Records> {
         let at = || directory.display().to_string();
         fs::create_dir_all(directory).with_context(|| format!("cannot create {}", at()))?;
         let lock =
             File::create(directory.join("lock")).with_context(|| format!("cannot write to {}", at()))?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            bail!("another 'hob attach' or 'hob detach' is running; repeat the command when it has ended");
+        if flock(&lock, FlockOperation::NonBlockingLockShared).is_err() {
+            bail!(
+                "a 'hob attach' or 'hob detach' of an earlier version of hob is running; repeat the command when it \
+                 has ended"
+            );
         }
         Ok(Records { directory: directory.to_owned(), _lock: lock })
     }
@@ -138,7 +142,7 @@ impl Records {
         for file in files {
             let path = file?.path();
             if path.extension().is_some_and(|extension| extension == "json") {
-                records.push(read(&path)?);
+                records.extend(read(&path)?);
             }
         }
         records.sort_by(|a, b| (&a.target, &a.disk).cmp(&(&b.target, &b.disk)));
@@ -181,12 +185,42 @@ impl Records {
     }
 }
 
-fn read(path: &Path) -> anyhow::Result<Record> {
+/// Reads a record. Returns `None` if another command has just deleted it.
+fn read(path: &Path) -> anyhow::Result<Option<Record>> {
     let cannot = || format!("cannot read {}", path.display());
-    let text = fs::read_to_string(path).with_context(cannot)?;
+    let text = match fs::read_to_string(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        text => text.with_context(cannot)?,
+    };
     let record: Record = serde_json::from_str(&text).with_context(cannot)?;
     if record.version != VERSION {
         bail!("{} has version {}; this hob knows version {VERSION}", path.display(), record.version);
     }
-    Ok(record)
+    Ok(Some(record))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_for_different_vms_run_in_parallel_but_not_with_those_of_an_earlier_version() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Records::open(dir.path()).unwrap();
+        let second = Records::open(dir.path()).unwrap();
+        let earlier = File::open(dir.path().join("lock")).unwrap();
+        assert!(flock(&earlier, FlockOperation::NonBlockingLockExclusive).is_err());
+        drop((first, second));
+        flock(&earlier, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let error = Records::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("earlier version"), "{error}");
+    }
+
+    #[test]
+    fn a_record_that_another_command_has_deleted_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read(&dir.path().join("web-vda.json")).unwrap(), None);
+        fs::write(dir.path().join("web-vda.json"), "{").unwrap();
+        assert!(Records::list(dir.path()).is_err());
+    }
 }

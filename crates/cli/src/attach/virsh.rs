@@ -96,10 +96,13 @@ fn says(error: &anyhow::Error, parts: &[&str]) -> bool {
 pub(super) struct Info {
     /// Name of the domain, also if the user gave its UUID.
     pub(super) name: String,
+    pub(super) uuid: String,
     /// The state in words of `virsh`.
     pub(super) state: String,
     /// True if libvirt has a persistent definition of the domain.
     pub(super) is_persistent: bool,
+    /// True if libvirt has saved the domain's memory (`virsh managedsave`), for its next start.
+    pub(super) is_saved: bool,
 }
 
 impl Info {
@@ -116,15 +119,20 @@ impl Info {
             let mut values = text.lines().filter_map(|line| line.split_once(':'));
             values.find(|(found, _)| found.trim() == key).map_or("", |(_, value)| value.trim())
         };
-        let name = of("Name");
-        if name != domain && of("UUID") != domain {
+        let (name, uuid) = (of("Name"), of("UUID"));
+        if name != domain && uuid != domain {
             bail!(
                 "virsh takes '{domain}' for the id of the domain {name}. Name that domain 'libvirt:{name}'. If a \
                  domain has the name '{domain}', name it by its UUID ('virsh list --all --uuid --name')"
             );
         }
-        let is_persistent = of("Persistent") == "yes";
-        Ok(Info { name: name.to_owned(), state: of("State").to_owned(), is_persistent })
+        Ok(Info {
+            name: name.to_owned(),
+            uuid: uuid.to_owned(),
+            state: of("State").to_owned(),
+            is_persistent: of("Persistent") == "yes",
+            is_saved: of("Managed save") == "yes",
+        })
     }
 }
 
@@ -303,9 +311,11 @@ mod tests {
                     State:          running\nPersistent:     yes\nManaged save:   no\n";
         for domain in ["web", "0b1c"] {
             let info = Info::parse(domain, text).unwrap();
-            let [name, state] = ["web", "running"].map(str::to_owned);
-            assert_eq!(info, Info { name, state, is_persistent: true });
+            let [name, uuid, state] = ["web", "0b1c", "running"].map(str::to_owned);
+            assert_eq!(info, Info { name, uuid, state, is_persistent: true, is_saved: false });
         }
+        let saved = text.replace("running", "shut off").replace("save:   no", "save:   yes");
+        assert!(Info::parse("web", &saved).unwrap().is_saved);
         let error = Info::parse("100", text).unwrap_err().to_string();
         assert!(error.contains("libvirt:web"), "{error}");
     }

@@ -54,28 +54,37 @@ impl Work<'_> {
         self.records.delete(disk)
     }
 
-    /// Waits until no client uses hob's disk: a QEMU that was killed may still be ending.
+    /// Waits until no client uses hob's disk.
     ///
     /// # Errors
     /// Returns an error if a client stays connected. The VM then runs, and hob must keep the disk
     /// and its cache.
     async fn await_unused(&self) -> anyhow::Result<()> {
-        let disk = self.record.disk.as_str();
+        if self.is_unused().await {
+            return Ok(());
+        }
+        bail!(
+            "a program is still connected to hob's disk {}, so the VM seems to run, although hob cannot reach it as \
+             {}. Another QEMU that was started with the same QMP socket may have removed the socket. Stop the VM, \
+             and repeat the command",
+            self.record.disk,
+            self.record.target
+        )
+    }
+
+    /// Returns true when no client uses hob's disk, and false if a client stays connected: a QEMU that
+    /// was killed may still be ending.
+    pub(super) async fn is_unused(&self) -> bool {
         let deadline = Instant::now() + DISCONNECT_MAX;
         loop {
             let change = PlannedChange::Remove { discard_dirty: false };
             // The removal reports all other errors.
-            let Ok(preview) = self.client.preview(disk, &change).await else { return Ok(()) };
+            let Ok(preview) = self.client.preview(&self.record.disk, &change).await else { return true };
             if preview.clients == 0 {
-                return Ok(());
+                return true;
             }
             if Instant::now() >= deadline {
-                bail!(
-                    "a program is still connected to hob's disk {disk}, so the VM seems to run, although hob cannot \
-                     reach it as {}. Another QEMU that was started with the same QMP socket may have removed the \
-                     socket. Stop the VM, and repeat the command",
-                    self.record.target
-                );
+                return false;
             }
             tokio::time::sleep(CONNECT_EVERY).await;
         }

@@ -361,3 +361,33 @@ fn an_attachment_that_qemu_has_nothing_of_is_left_over() {
         async |work| assert!(!work.is_left_over().await, "hob has paused this VM"),
     );
 }
+
+#[test]
+fn a_disk_of_hob_that_the_vm_was_started_with_is_recognized() {
+    let names: &'static [&'static str] = &["image", "started"];
+    for (file, expected) in [
+        ("nbd+unix:///web-vda?socket=/run/hob/nbd.sock", true),
+        (r#"json:{"driver": "nbd", "export": "web-vda", "server": {"type": "unix"}}"#, true),
+        ("nbd+unix:///web-vdb?socket=/run/hob/nbd.sock", false),
+    ] {
+        let vm = move |command: &str| match command {
+            "query-named-block-nodes" => json!([
+                { "node-name": "image", "drv": "raw", "file": file, "ro": false },
+                { "node-name": "started", "drv": "nbd", "file": file, "ro": false },
+            ]),
+            _ => answer(command, names),
+        };
+        let asked = with_work(&record("reopen"), vm, async |work| {
+            assert_eq!(work.is_started_with_hob().await, expected, "{file}");
+            let error = work.check(Goal::Detached).await.unwrap_err().to_string();
+            assert!(error.contains("'hob detach --stopped qmp:/run/web.qmp'"), "{error}");
+            assert!(error.to_lowercase().contains("stop the vm"), "{error}");
+        });
+        assert!(!has(&asked, "stop"), "{asked:?}");
+    }
+    with_work(
+        &record("reopen"),
+        |command| answer(command, &["image", "hob-1"]),
+        async |work| assert!(!work.is_started_with_hob().await, "hob has attached this disk"),
+    );
+}
