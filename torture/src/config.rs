@@ -28,11 +28,12 @@ pub(crate) fn mount_state(state: &Path) -> Result<Unmount> {
 pub(crate) fn text(plan: &Plan, dir: &Path, daemon: &Daemon, disks: &[Disk]) -> String {
     let at = |name: &str| dir.join(name).display().to_string();
     let mut text = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\nring = \"io_uring\"\nshards = {}\n\
+        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\nring = \"{}\"\nshards = {}\n\
          [control]\nlisten = [\"unix:{}\"]\n[limits]\nbacking_wait_ms_max = {}\n\
          [[pool]]\nname = \"pool\"\ndevices = [\"{}\", \"{}\"]\nsize = \"{}\"\nsegment_size = \"1M\"\n",
         at("state"),
         daemon.nbd_socket().display(),
+        plan.ring,
         plan.shards,
         daemon.control_socket().display(),
         plan.backing_wait_ms,

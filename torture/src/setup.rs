@@ -319,6 +319,11 @@ pub struct Plan {
     pub volatile_pool: bool,
     /// Number of the daemon's shard threads.
     pub shards: u64,
+    /// Interface of the daemon for I/O, as in hob.toml: `io_uring` or `threads`.
+    pub ring: &'static str,
+    /// True if the pool is much smaller than the data that the guests use. All caches that can
+    /// share the pool do so.
+    pub small_pool: bool,
     /// Timeout of requests to an unavailable backing, milliseconds.
     pub backing_wait_ms: u64,
     /// Duration of the guests' load.
@@ -361,6 +366,9 @@ impl Filter {
 
 /// Seed of the separate random numbers of [`Fault::draw_later`].
 const LATER_SALT: u64 = 0x6c61_7465;
+
+/// Seed of the separate random numbers of [`Plan::draw_settings`].
+const SETTINGS_SALT: u64 = 0x7365_7474;
 
 /// Mean number of cache changes per later fault: one of this many changes is replaced by another
 /// fault ([`Fault::draw_later`]).
@@ -408,23 +416,43 @@ impl Plan {
         }
         let shards = 1 + noise.below(2);
         let backing_wait_ms = pick(&mut noise, &[2_000, 30_000, 30_000]);
-        Plan {
+        let mut plan = Plan {
             seed,
             disks,
             volatile_pool,
             shards,
+            ring: "io_uring",
+            small_pool: false,
             backing_wait_ms,
             load,
             headers: filter.takes("headers"),
             faults,
+        };
+        plan.draw_settings();
+        plan
+    }
+
+    /// Draws the settings that were added last. These random numbers are separate, so that the other
+    /// choices of a seed do not depend on these settings.
+    fn draw_settings(&mut self) {
+        let mut noise = Noise::new(self.seed ^ SETTINGS_SALT);
+        self.ring = pick(&mut noise, &["io_uring", "io_uring", "io_uring", "threads"]);
+        self.small_pool = noise.below(4) == 0;
+        if self.small_pool {
+            self.disks.iter_mut().for_each(|disk| disk.shared = disk.cache.can_share());
         }
     }
 
-    /// Returns the size of each device of the pool, as in hob.toml. If caches share the pool, the
-    /// size is small, so that the caches compete for space.
+    /// Returns the size of each of the two devices of the pool, as in hob.toml. If caches share the
+    /// pool, the size is small, so that the caches compete for space. The data of all disks fills a
+    /// small pool twice.
     #[must_use]
     pub fn pool_device(&self) -> &'static str {
-        if self.disks.iter().any(|disk| disk.shared) { "32M" } else { "96M" }
+        match (self.small_pool, self.disks.iter().any(|disk| disk.shared)) {
+            (true, _) => "16M",
+            (false, true) => "32M",
+            (false, false) => "96M",
+        }
     }
 
     /// Returns the plan as JSON for the log.
@@ -443,7 +471,8 @@ impl Plan {
         let faults: Vec<String> =
             self.faults.iter().map(|(pause, fault)| format!("+{} ms {fault:?}", pause.as_millis())).collect();
         json!({
-            "seed": self.seed, "disks": disks, "volatile_pool": self.volatile_pool, "shards": self.shards, "backing_wait_ms": self.backing_wait_ms,
+            "seed": self.seed, "disks": disks, "volatile_pool": self.volatile_pool, "shards": self.shards, "ring": self.ring,
+            "small_pool": self.small_pool, "pool_device": self.pool_device(), "backing_wait_ms": self.backing_wait_ms,
             "load_ms": self.load.as_millis() as u64, "faults": faults,
         })
     }
@@ -626,6 +655,20 @@ mod tests {
         assert_eq!(one, two);
         assert_ne!(one, draw(5, 2).describe());
         assert_ne!(one, draw(6, 1).describe());
+    }
+
+    #[test]
+    fn each_ring_and_each_size_of_the_pool_comes() {
+        let plans: Vec<Plan> = (0..300).map(|round| draw(1, round)).collect();
+        let count = |fits: &dyn Fn(&Plan) -> bool| plans.iter().filter(|plan| fits(plan)).count();
+        for ring in ["io_uring", "threads"] {
+            assert!(count(&|plan| plan.ring == ring) > 40, "{ring}");
+        }
+        for size in ["16M", "32M", "96M"] {
+            assert!(count(&|plan| plan.pool_device() == size) > 5, "{size}");
+        }
+        let alone = |disk: &DiskPlan| disk.cache.can_share() && !disk.shared;
+        assert_eq!(count(&|plan| plan.small_pool && plan.disks.iter().any(alone)), 0);
     }
 
     #[test]
