@@ -1,11 +1,14 @@
 //! The disks of a round: their backings, and the guests that use them.
 
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use conformance::Loop;
+use conformance::scratch::wait_for;
+use conformance::{Loop, Tool};
+use rustix::process::{Pid, Signal};
 
 use crate::behaviour::Behaviour;
 use crate::files::{File, Files};
@@ -21,6 +24,8 @@ pub(crate) enum Backing {
     /// A file on the test file system, with a loop device if the daemon uses the file through one.
     /// The loop device is dropped before its file.
     Volatile(Option<Loop>, Arc<File>, Files),
+    /// A qcow2 image.
+    Image(PathBuf),
 }
 
 impl Backing {
@@ -48,6 +53,13 @@ impl Backing {
                 let device = (kind == BackingKind::Loop).then(|| Loop::on(&files.path("disk"), true));
                 Backing::Volatile(device, file, files)
             }
+            BackingKind::Image => {
+                let path = dir.join(format!("disk{at}.qcow2"));
+                let create = Tool::new("qemu-img").args(["create", "-q", "-f", "qcow2"]).arg(&path);
+                let created = create.arg(DISK_BYTES.to_string()).output();
+                anyhow::ensure!(created.success(), "create an image: {}", created.all());
+                Backing::Image(path)
+            }
         })
     }
 
@@ -56,7 +68,7 @@ impl Backing {
         match self {
             Backing::Server(server) => Some(server.behaviour()),
             Backing::Volatile(_, file, _) => Some(file.behaviour()),
-            Backing::File(_) => None,
+            Backing::File(_) | Backing::Image(_) => None,
         }
     }
 
@@ -64,7 +76,7 @@ impl Backing {
     pub(crate) fn location(&self) -> String {
         match self {
             Backing::Server(server) => server.uri(),
-            Backing::File(path) => path.display().to_string(),
+            Backing::File(path) | Backing::Image(path) => path.display().to_string(),
             Backing::Volatile(None, _, files) => files.path("disk").display().to_string(),
             Backing::Volatile(Some(device), ..) => device.device().to_owned(),
         }
@@ -82,16 +94,45 @@ impl Backing {
                 file.medium().write(offset, bytes, true);
                 file.touch();
             }
+            Backing::Image(_) => unreachable!("the plan gives no such fault to images"),
         }
     }
 
-    /// Returns the durable content of the backing.
+    /// Returns the durable content of the backing, which the daemon does not use any more.
     pub(crate) fn contents(&self) -> Vec<u8> {
         match self {
             Backing::Server(server) => server.medium().durable().to_vec(),
             Backing::File(path) => std::fs::read(path).expect("the backing is there"),
             Backing::Volatile(_, file, _) => file.medium().durable().to_vec(),
+            Backing::Image(path) => {
+                // The image is locked until its `qemu-nbd` has ended.
+                wait_for("the end of qemu-nbd", || image_servers(path).is_empty());
+                let raw = path.with_extension("raw");
+                Tool::new("qemu-img").args(["convert", "-f", "qcow2", "-O", "raw"]).arg(path).arg(&raw).run();
+                std::fs::read(raw).expect("qemu-img has written the file")
+            }
         }
+    }
+}
+
+/// Returns the `qemu-nbd` processes that have an image on their command lines.
+pub(crate) fn image_servers(image: &Path) -> Vec<Pid> {
+    let image = image.as_os_str().as_bytes();
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let servers = processes.filter_map(|process| {
+        let id = process.file_name().to_str()?.parse().ok()?;
+        let line = std::fs::read(process.path().join("cmdline")).ok()?;
+        let is_server =
+            line.starts_with(b"qemu-nbd\0") && line.windows(image.len()).any(|part| part == image);
+        Pid::from_raw(id).filter(|_| is_server)
+    });
+    servers.collect()
+}
+
+/// Kills processes with SIGKILL. A process that has just ended is no error.
+pub(crate) fn kill_all(processes: &[Pid]) {
+    for process in processes {
+        let _ = rustix::process::kill_process(*process, Signal::KILL);
     }
 }
 
@@ -100,4 +141,27 @@ pub(crate) struct Disk {
     pub(crate) name: String,
     pub(crate) backing: Backing,
     pub(crate) guests: Vec<Arc<Shared>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn the_server_of_an_image_is_found_and_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let [image, other] = ["disk2.qcow2", "disk3.qcow2"].map(|name| dir.path().join(name));
+        Tool::new("qemu-img").args(["create", "-q", "-f", "qcow2"]).arg(&image).arg("1M").run();
+        let mut command = Command::new("qemu-nbd");
+        command.arg("--persistent").arg("--socket").arg(dir.path().join("socket"));
+        let mut server = command.args(["--format", "qcow2"]).arg(&image).spawn().unwrap();
+        wait_for("qemu-nbd", || !image_servers(&image).is_empty());
+        assert_eq!(image_servers(&image), [Pid::from_child(&server)]);
+        assert!(image_servers(&other).is_empty());
+        kill_all(&image_servers(&image));
+        assert!(!server.wait().unwrap().success());
+        assert!(image_servers(&image).is_empty());
+    }
 }

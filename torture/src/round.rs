@@ -11,13 +11,13 @@ use anyhow::Result;
 use conformance::Unmount;
 use conformance::data::Noise;
 use conformance::nbd_client::{Address, CMD_FLUSH, Client};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use serde_json::json;
 
 use crate::behaviour::{Behaviour, Failing};
 use crate::config::{self, CACHE, STATE_BYTES};
 use crate::daemon::{Daemon, TimedOut, Upgrade};
-use crate::disk::{Backing, Disk};
+use crate::disk::{self, Backing, Disk};
 use crate::files::Files;
 use crate::guest::{Guest, Habits, Shared};
 use crate::journal::Journal;
@@ -38,6 +38,17 @@ const LOSS_NOTICED_MAX: Duration = Duration::from_secs(5);
 
 /// Maximum time for which changes wait for a new journal.
 const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Maximum time until the daemon has started another `qemu-nbd` in place of a killed one.
+const IMAGE_SERVER_MAX: Duration = Duration::from_secs(10);
+/// Time after the end of a pause of the daemon from which the daemon knows that no other program has
+/// changed the image of a killed `qemu-nbd`. The daemon needs two seconds.
+const PAUSE_OVER: Duration = Duration::from_secs(3);
+/// Shortest pause of the daemon after which it cannot know that.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// Text in the daemon's log when the daemon stops using an image, because another program may have
+/// changed the image while no `qemu-nbd` ran.
+const IMAGE_LOST_LINE: &str = "the image is not used any more";
 
 /// Duration of a request flood.
 const FLOOD: Duration = Duration::from_secs(8);
@@ -72,6 +83,8 @@ struct Round<'a> {
     /// Number of times that the daemon was started. Guests use this number to record to which of
     /// the daemon's processes they are connected.
     life: Arc<AtomicU64>,
+    /// End of the last pause of the daemon by SIGSTOP.
+    paused_until: Option<Instant>,
     noise: Noise,
     /// The test file system with the pool's device files; `None` if the pool uses other files.
     flash: Option<Files>,
@@ -132,6 +145,7 @@ impl<'a> Round<'a> {
             disks,
             threads: Vec::new(),
             life,
+            paused_until: None,
             noise,
             flash,
             _state: state,
@@ -214,7 +228,7 @@ impl<'a> Round<'a> {
                         && !matches!(self.plan.disks[at].backing, BackingKind::VolatileNbd { .. }),
                     shares_disk: disk.guests.len() > 1,
                     // The daemon waits for ever for files.
-                    backing_timeout: matches!(disk.backing, Backing::Server(_))
+                    backing_timeout: matches!(disk.backing, Backing::Server(_) | Backing::Image(_))
                         .then_some(Duration::from_millis(self.plan.backing_wait_ms)),
                 };
                 let (journal, life) = (Arc::clone(&self.run.journal), Arc::clone(&self.life));
@@ -272,6 +286,7 @@ impl<'a> Round<'a> {
                 self.daemon.signal(Signal::STOP);
                 std::thread::sleep(time);
                 self.daemon.signal(Signal::CONT);
+                self.paused_until = Some(Instant::now());
                 true
             }
             Fault::Upgrade => match self.daemon.upgrade() {
@@ -320,6 +335,7 @@ impl<'a> Round<'a> {
                 true
             }
             Fault::FlashRemoved { device } => self.remove_flash(device),
+            Fault::KillImageServer { disk } => self.kill_image_server(disk),
             Fault::Change { disk, change } => self.change_cache(disk, change),
             _ => {
                 self.trouble_backing(fault);
@@ -538,7 +554,7 @@ impl<'a> Round<'a> {
         self.excuse(disk, excuse);
         match &self.disks[disk].backing {
             Backing::Server(server) => act(server),
-            Backing::File(_) | Backing::Volatile(..) => unreachable!("the plan gives this fault to servers"),
+            _ => unreachable!("the plan gives this fault to servers"),
         }
     }
 
@@ -547,11 +563,13 @@ impl<'a> Round<'a> {
     fn kill_daemon(&mut self) {
         self.guests().for_each(|guest| guest.model().interrupt());
         self.daemon.kill();
-        for guest in self.guests() {
-            let mut model = guest.model();
-            match model.loss_unreported() {
-                true => model.withdraw(),
-                false => model.interrupt(),
+        for (disk, plan) in self.disks.iter().zip(&self.plan.disks) {
+            for guest in &disk.guests {
+                let mut model = guest.model();
+                match model.loss_unreported() || plan.backing.ends_with_daemon() {
+                    true => model.withdraw(),
+                    false => model.interrupt(),
+                }
             }
         }
         self.wait_for_disconnects();
@@ -578,22 +596,63 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Makes a backing lose the data in its volatile write cache. The daemon cannot report the loss
-    /// to a guest that is not connected to the current daemon process.
+    /// Makes a backing lose the data in its volatile write cache.
     fn crash(&mut self, disk: usize, away: Duration) {
-        let life = self.life.load(Ordering::Relaxed);
         self.with_server(disk, away, |server| {
-            let guests = &self.disks[disk].guests;
-            guests.iter().for_each(|guest| guest.model().loss(Instant::now() + LOSS_NOTICED_MAX));
-            let lost = server.crash(away);
-            for guest in guests {
-                guest.model().loss(Instant::now() + LOSS_NOTICED_MAX);
-                if guest.connected_to.load(Ordering::Relaxed) != life {
-                    guest.model().withdraw();
-                }
-            }
+            let lost = self.lose(disk, || server.crash(away));
             self.run.journal.line("lost", json!({ "disk": disk, "units": lost }));
         });
+    }
+
+    /// Kills the `qemu-nbd` of an image, which loses unflushed data. The daemon must start another
+    /// one and report the loss.
+    fn kill_image_server(&mut self, disk: usize) -> bool {
+        let since_pause = self.paused_until.map_or(PAUSE_OVER, |end| end.elapsed());
+        if !self.sleep(PAUSE_OVER.saturating_sub(since_pause)) {
+            return false;
+        }
+        let Backing::Image(image) = &self.disks[disk].backing else {
+            unreachable!("the plan gives this fault to images")
+        };
+        let image = image.clone();
+        let lost_before = self.daemon.log().matches(IMAGE_LOST_LINE).count();
+        let (start, killed) = (Instant::now(), disk::image_servers(&image));
+        self.run.journal.line("kill", json!({ "disk": disk, "qemu-nbd": killed.len() }));
+        if killed.is_empty() {
+            // The disk is offline, for example because an earlier process still locks the image.
+            return true;
+        }
+        self.excuse(disk, IMAGE_SERVER_MAX);
+        self.lose(disk, || disk::kill_all(&killed));
+        let is_new = |server: &Pid| !killed.contains(server);
+        while start.elapsed() < IMAGE_SERVER_MAX && !disk::image_servers(&image).iter().any(is_new) {
+            if self.daemon.log().matches(IMAGE_LOST_LINE).count() > lost_before {
+                // The daemon is right if the host has paused it.
+                let since = start.checked_sub(PAUSE_OVER).unwrap_or(start);
+                let what = format!("d{disk}: hob stopped using the image after its qemu-nbd was killed");
+                return self.late("image", &what, TimeLimit { since, limit: PAUSE_MIN * 4 });
+            }
+            if !self.sleep(Duration::from_millis(50)) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Records in the models of a disk's guests that its backing loses unflushed data in `act`. The
+    /// daemon cannot report the loss to a guest that is not connected to the current daemon process.
+    fn lose<T>(&self, disk: usize, act: impl FnOnce() -> T) -> T {
+        let life = self.life.load(Ordering::Relaxed);
+        let guests = &self.disks[disk].guests;
+        guests.iter().for_each(|guest| guest.model().loss(Instant::now() + LOSS_NOTICED_MAX));
+        let result = act();
+        for guest in guests {
+            guest.model().loss(Instant::now() + LOSS_NOTICED_MAX);
+            if guest.connected_to.load(Ordering::Relaxed) != life {
+                guest.model().withdraw();
+            }
+        }
+        result
     }
 
     /// Changes a few small extents of a backing, bypassing hob, while the daemon is down.
