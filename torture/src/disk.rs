@@ -146,6 +146,9 @@ pub(crate) struct Disk {
 #[cfg(test)]
 mod tests {
     use std::process::Command;
+    use std::time::Duration;
+
+    use conformance::process::Process;
 
     use super::*;
 
@@ -156,12 +159,13 @@ mod tests {
         Tool::new("qemu-img").args(["create", "-q", "-f", "qcow2"]).arg(&image).arg("1M").run();
         let mut command = Command::new("qemu-nbd");
         command.arg("--persistent").arg("--socket").arg(dir.path().join("socket"));
-        let mut server = command.args(["--format", "qcow2"]).arg(&image).spawn().unwrap();
+        command.args(["--format", "qcow2"]).arg(&image);
+        let mut server = Process::start("qemu-nbd", &mut command).unwrap();
         wait_for("qemu-nbd", || !image_servers(&image).is_empty());
-        assert_eq!(image_servers(&image), [Pid::from_child(&server)]);
+        assert_eq!(image_servers(&image), [Pid::from_raw(server.pid() as i32).unwrap()]);
         assert!(image_servers(&other).is_empty());
         kill_all(&image_servers(&image));
-        assert!(!server.wait().unwrap().success());
+        assert!(!server.finish(Duration::from_secs(60)).success());
         assert!(image_servers(&image).is_empty());
     }
 }
