@@ -500,4 +500,22 @@ mod tests {
         assert!(file.sync_data().is_err());
         file.sync_data().unwrap();
     }
+
+    /// This test needs root and /dev/fuse.
+    #[test]
+    fn a_request_that_is_not_answered_in_time_is_late() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::mount(&dir.path().join("mnt"), 1).unwrap();
+        let (file, path) = (files.add("a", Medium::new(4096, 1)), files.path("a"));
+        let lateness = file.behaviour().lateness();
+        let (medium, start) = (file.medium(), Instant::now());
+        let reader = std::thread::spawn(move || std::fs::read(path));
+        while lateness.within(start, Instant::now()) < Duration::from_millis(100) {
+            assert!(start.elapsed() < Duration::from_secs(60), "no request is late");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(medium);
+        assert_eq!(reader.join().unwrap().unwrap(), [0; 4096]);
+        assert!(lateness.largest() >= Duration::from_millis(100), "{lateness:?}");
+    }
 }

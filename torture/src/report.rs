@@ -92,7 +92,7 @@ impl Totals {
             text += &format!("  {count:>6}  {name}\n");
         }
         text += &format!(
-            "host late by at most  {:.3} s\nnot judged            {}\n",
+            "host late by at most  {:.3} s\ntiming not judged     {}\n",
             journal.largest_delay().as_secs_f64(),
             journal.not_judged_count(),
         );
@@ -158,7 +158,7 @@ mod tests {
         let line = Totals::default().line(Duration::ZERO, &journal);
         assert!(line.ends_with("0 violations, 1 checks not judged"), "{line}");
         let report = Totals::default().report(&journal);
-        for line in ["not judged            1", "violations            0"] {
+        for line in ["timing not judged     1", "violations            0"] {
             assert!(report.lines().any(|found| found == line), "{line}: {report}");
         }
         assert!(report.contains("hang: d1.0: no answer for a minute; not judged"), "{report}");
