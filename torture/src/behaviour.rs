@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::lateness::Lateness;
 use crate::medium::Medium;
 
 /// Kinds of requests that a fault can affect.
@@ -47,6 +48,7 @@ pub struct Behaviour {
     slow: Mutex<Option<(Duration, Instant)>>,
     lose_at_flush: AtomicBool,
     on_loss: Mutex<Option<LossHook>>,
+    lateness: Arc<Lateness>,
 }
 
 impl std::fmt::Debug for Behaviour {
@@ -60,6 +62,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Behaviour {
+    /// Returns the record of requests that the backing answered later than its faults require.
+    #[must_use]
+    pub fn lateness(&self) -> &Arc<Lateness> {
+        &self.lateness
+    }
+
     /// Adds a fault that makes some requests fail.
     pub fn fail(&self, failing: Failing) {
         lock(&self.failing).push(failing);
@@ -91,6 +99,7 @@ impl Behaviour {
         *lock(&self.hang_until) = None;
         *lock(&self.slow) = None;
         self.lose_at_flush.store(false, Ordering::Relaxed);
+        self.lateness.release();
     }
 
     /// Waits until no fault delays the request any more. Returns false as soon as `ended` returns
@@ -101,14 +110,19 @@ impl Behaviour {
             if ended() {
                 return false;
             }
-            let now = Instant::now();
-            let hangs = lock(&self.hang_until).is_some_and(|until| until > now);
-            let slow = lock(&self.slow).filter(|(_, until)| *until > now).map(|(delay, _)| delay);
-            if !hangs && start.elapsed() >= slow.unwrap_or_default() {
-                return true;
-            }
+            let Some(until) = self.delayed_until(start) else { return true };
+            self.lateness.postpone(until);
             std::thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    /// Returns the time until which faults delay a request whose execution began at `start`; `None`
+    /// if no fault delays the request.
+    fn delayed_until(&self, start: Instant) -> Option<Instant> {
+        let now = Instant::now();
+        let (hang, slow) = (*lock(&self.hang_until), *lock(&self.slow));
+        let slow = slow.map(|(delay, until)| until.min(start + delay));
+        hang.into_iter().chain(slow).filter(|until| *until > now).max()
     }
 
     /// Returns the error number of a request if a fault makes the request fail. A failing flush may

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::lateness::TimeLimit;
+
 /// Maximum time for the daemon to start.
 const READY_MAX: Duration = Duration::from_secs(120);
 /// Maximum time for the daemon to stop after SIGTERM.
@@ -40,6 +42,28 @@ pub enum Upgrade {
     /// The daemon continues with the old program, for this reason.
     Refused(String),
 }
+
+/// Error of an operation of the daemon that exceeded its time limit.
+#[derive(Debug)]
+pub struct TimedOut {
+    what: String,
+    /// Exceeded time limit.
+    pub checked: TimeLimit,
+}
+
+impl TimedOut {
+    fn new(since: Instant, limit: Duration, what: String) -> Self {
+        Self { what, checked: TimeLimit { since, limit } }
+    }
+}
+
+impl std::fmt::Display for TimedOut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for TimedOut {}
 
 impl Daemon {
     /// Creates a daemon with the binary `program` that does not run yet. `hob.toml`, sockets and
@@ -97,7 +121,7 @@ impl Daemon {
     /// serve are offline.
     ///
     /// # Errors
-    /// Returns an error if the daemon ends or is not ready in time.
+    /// Returns an error if the daemon ends, and [`TimedOut`] if the daemon is not ready in time.
     pub fn start(&mut self) -> Result<()> {
         let before = self.log().matches(READY_LINE).count();
         self.launch()?;
@@ -107,7 +131,8 @@ impl Daemon {
                 bail!("hob ended ({status}) instead of serving");
             }
             if start.elapsed() > READY_MAX {
-                bail!("hob does not serve after {READY_MAX:?}");
+                let what = format!("hob does not serve after {READY_MAX:?}");
+                return Err(TimedOut::new(start, READY_MAX, what).into());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -182,8 +207,8 @@ impl Daemon {
     /// Sends SIGTERM to the daemon and checks that it ends cleanly.
     ///
     /// # Errors
-    /// Kills the daemon if it does not end in time. Returns an error in this case, and if the
-    /// daemon ends with an error status.
+    /// Kills the daemon if it does not end in time, and returns [`TimedOut`]. Returns an error if
+    /// the daemon ends with an error status.
     pub fn stop(&mut self) -> Result<()> {
         self.signal(Signal::TERM);
         let start = Instant::now();
@@ -197,7 +222,8 @@ impl Daemon {
             }
             if start.elapsed() > STOP_MAX {
                 self.kill();
-                bail!("hob has not ended {STOP_MAX:?} after SIGTERM");
+                let what = format!("hob has not ended {STOP_MAX:?} after SIGTERM");
+                return Err(TimedOut::new(start, STOP_MAX, what).into());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -206,7 +232,7 @@ impl Daemon {
     /// Sends SIGHUP to the daemon and waits for the result of the upgrade.
     ///
     /// # Errors
-    /// Returns an error if the daemon ends or reports no result.
+    /// Returns an error if the daemon ends, and [`TimedOut`] if it reports no result in time.
     pub fn upgrade(&mut self) -> Result<Upgrade> {
         let count = |log: &str, what: &str| log.matches(what).count();
         let before = self.log();
@@ -226,7 +252,8 @@ impl Daemon {
                 return Ok(Upgrade::Done);
             }
             if start.elapsed() > UPGRADE_MAX {
-                bail!("hob has not reported the end of an upgrade for {UPGRADE_MAX:?}");
+                let what = format!("hob has not reported the end of an upgrade for {UPGRADE_MAX:?}");
+                return Err(TimedOut::new(start, UPGRADE_MAX, what).into());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -235,15 +262,18 @@ impl Daemon {
     /// Runs a `hob` command. Returns true if the command succeeded, and the command's output.
     ///
     /// # Errors
-    /// Returns an error if the command cannot be started or does not end.
+    /// Returns an error if the command cannot be started, and [`TimedOut`] if it does not end in
+    /// time.
     pub fn command(&self, args: &[&str]) -> Result<(bool, String)> {
         let control = format!("unix:{}", self.control_socket().display());
         let mut command = Command::new(&self.program);
         command.args(args).args(["--control", &control]);
+        let start = Instant::now();
         let mut process = conformance::process::Process::start("hob", &mut command)?;
         let output = process.finish(COMMAND_MAX);
         if output.status.is_none() {
-            bail!("hob {args:?} has not ended after {COMMAND_MAX:?}");
+            let what = format!("hob {args:?} has not ended after {COMMAND_MAX:?}");
+            return Err(TimedOut::new(start, COMMAND_MAX, what).into());
         }
         Ok((output.success(), output.all()))
     }

@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use fuser::{
     BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
@@ -23,8 +23,9 @@ use crate::medium::Medium;
 
 /// Time for which the kernel may cache attributes.
 const TTL: Duration = Duration::ZERO;
-/// Number of threads that serve FUSE requests.
-const THREADS: usize = 16;
+/// Number of threads that serve FUSE requests. Without io_uring, 16 threads of hob may wait for each
+/// of two pool devices.
+const THREADS: usize = 40;
 /// Size of the file system in `statfs`, blocks of 4 KiB.
 const BLOCKS: u64 = 1 << 20;
 /// Flag of a write that must be durable before the reply. The flags RWF_DSYNC, O_DSYNC and O_SYNC
@@ -89,6 +90,12 @@ impl File {
             handle: AtomicU64::new(0),
             refuses_opens: AtomicBool::new(false),
         })
+    }
+
+    /// Returns the name of the file in its directory.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// Returns the medium of the file. No request is served while the guard lives.
@@ -253,6 +260,7 @@ impl Served {
         if u64::from(handle) != file.handle.load(Ordering::SeqCst) {
             return Err(Errno::ESTALE);
         }
+        let _task = file.behaviour.lateness().task(Instant::now());
         file.behaviour.wait(|| self.0.stopping.load(Ordering::Relaxed));
         let mut medium = file.medium();
         match file.behaviour.error(operation, range, &mut medium) {
@@ -491,5 +499,23 @@ mod tests {
         files.all()[0].behaviour().lose_at_flush();
         assert!(file.sync_data().is_err());
         file.sync_data().unwrap();
+    }
+
+    /// This test needs root and /dev/fuse.
+    #[test]
+    fn a_request_that_is_not_answered_in_time_is_late() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::mount(&dir.path().join("mnt"), 1).unwrap();
+        let (file, path) = (files.add("a", Medium::new(4096, 1)), files.path("a"));
+        let lateness = file.behaviour().lateness();
+        let (medium, start) = (file.medium(), Instant::now());
+        let reader = std::thread::spawn(move || std::fs::read(path));
+        while lateness.within(start, Instant::now()) < Duration::from_millis(100) {
+            assert!(start.elapsed() < Duration::from_secs(60), "no request is late");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(medium);
+        assert_eq!(reader.join().unwrap().unwrap(), [0; 4096]);
+        assert!(lateness.largest() >= Duration::from_millis(100), "{lateness:?}");
     }
 }

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use conformance::data::Noise;
 
 use crate::journal::Journal;
-use crate::link::{Answer, Ask, Endpoint, Link, Operation, Protocol};
+use crate::lateness::TimeLimit;
+use crate::link::{Answer, Ask, Endpoint, Link, Operation, Protocol, SILENCE_MAX};
 use crate::model::{Checked, Flush, Kind, Model, Read, Write};
 use crate::stamp::UNIT;
 
@@ -26,6 +27,9 @@ const HISTORY: usize = 4000;
 const EVIDENCE: [usize; 3] = [24, 4, 10];
 /// Maximum time without a connection, unless a fault explains a longer time.
 pub const CONNECT_MAX: Duration = Duration::from_secs(60);
+/// Minimum time after which the daemon fails a request of a backing that does not answer: the
+/// daemon's grace time for requests that begin after the backing timeout.
+const TIMEOUT_MIN: Duration = Duration::from_secs(1);
 /// Time after the end of a fault for which the guest still attributes errors to the fault.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -165,7 +169,7 @@ enum Stop {
     Abandoned,
 }
 
-/// Request mix of a guest, generated from the seed.
+/// Request mix of a guest, generated from the seed, and properties of the guest's disk.
 #[derive(Debug, Clone, Copy)]
 pub struct Habits {
     /// Mean number of requests per flush: on average, one of this many requests is a flush.
@@ -182,6 +186,9 @@ pub struct Habits {
     /// two guests. If the daemon did not report a loss to one of them, one flush fails on each
     /// connection.
     pub shares_disk: bool,
+    /// Time after which the daemon fails requests because the disk's backing does not answer;
+    /// `None` if the daemon waits for ever.
+    pub backing_timeout: Option<Duration>,
 }
 
 /// An event in a guest's recent history, kept as evidence for a violation.
@@ -283,9 +290,10 @@ impl Guest {
                     if start.elapsed() > CONNECT_MAX && !complained && !self.shared.excused(start) {
                         complained = true;
                         let what = format!("no connection for {CONNECT_MAX:?}: {error}");
-                        self.violation("unavailable", &what, Vec::new());
+                        let checked = TimeLimit { since: start, limit: CONNECT_MAX };
+                        self.timeout("unavailable", &what, Vec::new(), checked);
                     }
-                    std::thread::sleep(Duration::from_millis(20));
+                    self.journal.own_lateness().sleep(Duration::from_millis(20));
                 }
             }
         }
@@ -312,7 +320,7 @@ impl Guest {
             }
             self.one(link)?;
             let pause = self.noise.below(self.habits.pause_us_max.max(1));
-            std::thread::sleep(Duration::from_micros(pause));
+            self.journal.own_lateness().sleep(Duration::from_micros(pause));
         }
         self.drain(link)?;
         self.flush_until_durable(link)?;
@@ -455,12 +463,14 @@ impl Guest {
 
     /// Handles one reply.
     fn receive(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
+        let since = Instant::now();
         let answer = match link.receive() {
             Ok(answer) => answer,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 let oldest = self.flying.values().map(|(since, _)| *since).min();
                 if !oldest.is_some_and(|since| self.shared.excused(since)) {
-                    self.violation("hang", "no answer for a minute", self.evidence(None));
+                    let checked = TimeLimit { since, limit: SILENCE_MAX };
+                    self.timeout("hang", "no answer for a minute", self.evidence(None), checked);
                 }
                 return self.lost("receive: silence");
             }
@@ -527,7 +537,17 @@ impl Guest {
         if !explained && !self.shared.excused(since) {
             let took = since.elapsed();
             let what = format!("{what} failed with error {error} after {took:?}; nothing is broken");
-            self.violation("unexpected-error", &what, self.evidence(None));
+            let timeout = self.habits.backing_timeout.filter(|limit| took >= TIMEOUT_MIN.min(*limit));
+            match timeout {
+                Some(limit) => {
+                    // The backing timeout counts from the start of an outage, which may have begun
+                    // before the request.
+                    let since = since.checked_sub(limit).unwrap_or(since);
+                    let checked = TimeLimit { since, limit };
+                    self.timeout("unexpected-error", &what, self.evidence(None), checked);
+                }
+                None => self.violation("unexpected-error", &what, self.evidence(None)),
+            }
         }
     }
 
@@ -594,6 +614,10 @@ impl Guest {
 
     fn violation(&self, kind: &'static str, what: &str, evidence: Vec<String>) {
         self.journal.violation(kind, &self.shared.name, what, evidence);
+    }
+
+    fn timeout(&self, kind: &'static str, what: &str, evidence: Vec<String>, checked: TimeLimit) {
+        self.journal.timeout(kind, &self.shared.name, what, evidence, checked);
     }
 }
 

@@ -5,10 +5,13 @@
 //! makes backings lose data, hang, fail and disappear. The test shares no code with hob.
 
 pub mod behaviour;
+mod config;
 pub mod daemon;
+mod disk;
 pub mod files;
 pub mod guest;
 pub mod journal;
+pub mod lateness;
 pub mod link;
 pub mod medium;
 pub mod model;

@@ -13,7 +13,7 @@ use conformance::vhost_driver::{Driver, Kind, SLOTS};
 use crate::stamp::UNIT;
 
 /// Maximum time that a test guest waits for a reply.
-const SILENCE_MAX: Duration = Duration::from_secs(60);
+pub const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// Interval at which a vhost-user link checks that the server is still running.
 const LOOK: Duration = Duration::from_millis(50);
 

@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use serde_json::json;
 use torture::journal::Journal;
+use torture::lateness::Watchdog;
 use torture::medium::Sabotage;
 use torture::report::Totals;
 use torture::round::{self, Run};
@@ -106,6 +107,7 @@ fn run(arguments: &Arguments) -> Result<usize> {
     };
     let base = tempfile::Builder::new().prefix("torture-").tempdir_in(&arguments.dir)?;
     let journal = Arc::new(Journal::new(Some(&base.path().join("log.jsonl")))?);
+    let _watchdog = Watchdog::start(journal.own_lateness())?;
     say(&format!("seed {seed}, {}, log and scratch files in {}", hob.display(), base.path().display()));
     let end = Instant::now() + Duration::from_secs_f64(arguments.minutes * 60.0);
     let sabotage = arguments.sabotage;
@@ -114,7 +116,7 @@ fn run(arguments: &Arguments) -> Result<usize> {
     let result = rounds(arguments, seed, &run, base.path(), &mut totals);
     let violations = journal.violations();
     let count = journal.violation_count();
-    say(totals.report(count, &violations).trim_end_matches('\n'));
+    say(totals.report(&journal).trim_end_matches('\n'));
     say(&format!("repeat with: cargo xtask torture --seed {seed} --minutes {}", arguments.minutes));
     if !violations.is_empty() || result.is_err() {
         say(&format!("evidence is in {}", base.keep().display()));
@@ -141,7 +143,7 @@ fn rounds(arguments: &Arguments, seed: u64, run: &Run, base: &Path, totals: &mut
         if found == 0 {
             std::fs::remove_dir_all(&dir)?;
         }
-        say(&totals.line(begin.elapsed(), run.journal.violation_count()).to_string());
+        say(&totals.line(begin.elapsed(), &run.journal));
         for violation in run.journal.violations().iter().filter(|it| it.round == number) {
             say(&format!("        {}: {}: {}", violation.kind, violation.subject, violation.what));
         }

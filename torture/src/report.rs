@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::guest::Counts;
-use crate::journal::Violation;
+use crate::journal::{Journal, Violation};
 use crate::link::{Operation, Protocol};
 
 /// Sums over all rounds of a run.
@@ -46,14 +46,19 @@ impl Totals {
 
     /// Returns a progress report in one line.
     #[must_use]
-    pub fn line(&self, elapsed: Duration, violations: usize) -> String {
+    pub fn line(&self, elapsed: Duration, journal: &Journal) -> String {
+        let not_judged = match journal.not_judged_count() {
+            0 => String::new(),
+            count => format!(", {count} checks not judged"),
+        };
         format!(
-            "{:>5} s  round {}: {} requests, {} MiB compared, {} faults, {violations} violations",
+            "{:>5} s  round {}: {} requests, {} MiB compared, {} faults, {} violations{not_judged}",
             elapsed.as_secs(),
             self.rounds,
             self.requests,
             self.bytes_checked >> 20,
             self.faults.values().sum::<u64>(),
+            journal.violation_count(),
         )
     }
 
@@ -68,10 +73,9 @@ impl Totals {
         Operation::NAMES.iter().enumerate().map(line).collect()
     }
 
-    /// Returns the report of a run for users. `count` is the number of violations; `violations` has
-    /// those with evidence.
+    /// Returns the report of a run for users. `journal` has the violations of the run.
     #[must_use]
-    pub fn report(&self, count: usize, violations: &[Violation]) -> String {
+    pub fn report(&self, journal: &Journal) -> String {
         let mut text = format!(
             "rounds                {}\nrequests answered     {}\n{}compared              {} MiB\n\
              successful flushes    {}\nrequests that failed  {} ({} flushes)\nconnections           {}\nfaults\n",
@@ -87,8 +91,16 @@ impl Totals {
         for (name, count) in &self.faults {
             text += &format!("  {count:>6}  {name}\n");
         }
-        text += &format!("violations            {count}\n");
-        for Violation { round, kind, subject, what, evidence } in violations {
+        text += &format!(
+            "host late by at most  {:.3} s\ntiming not judged     {}\n",
+            journal.largest_delay().as_secs_f64(),
+            journal.not_judged_count(),
+        );
+        for Violation { round, kind, subject, what, .. } in &journal.not_judged() {
+            text += &format!("  round {round}: {kind}: {subject}: {what}\n");
+        }
+        text += &format!("violations            {}\n", journal.violation_count());
+        for Violation { round, kind, subject, what, evidence } in &journal.violations() {
             text += &format!("\nround {round}: {kind}: {subject}: {what}\n");
             for line in evidence {
                 text += &format!("    {line}\n");
@@ -100,7 +112,11 @@ impl Totals {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Instant;
+
     use super::*;
+    use crate::lateness::{Lateness, TimeLimit};
 
     #[test]
     fn the_report_lists_each_operation_of_each_protocol() {
@@ -116,7 +132,7 @@ mod tests {
         let mut totals = Totals::default();
         totals.add(&counts);
         totals.add(&counts);
-        let report = totals.report(0, &[]);
+        let report = totals.report(&Journal::new(None).unwrap());
         for line in [
             "  reads               14 NBD, 6 vhost-user",
             "  writes              0 NBD, 0 vhost-user",
@@ -126,5 +142,25 @@ mod tests {
         ] {
             assert!(report.lines().any(|found| found == line), "{line}: {report}");
         }
+    }
+
+    #[test]
+    fn the_report_counts_the_checks_that_are_not_judged() {
+        let journal = Journal::new(None).unwrap();
+        let lateness = Arc::new(Lateness::default());
+        journal.watch("server of d0", &lateness);
+        let now = Instant::now();
+        let since = now.checked_sub(Duration::from_secs(40)).expect("the host has run for longer");
+        let _task = lateness.task(since);
+        let checked = TimeLimit { since, limit: Duration::from_secs(60) };
+        journal.timeout("hang", "d1.0", "no answer for a minute", Vec::new(), checked);
+
+        let line = Totals::default().line(Duration::ZERO, &journal);
+        assert!(line.ends_with("0 violations, 1 checks not judged"), "{line}");
+        let report = Totals::default().report(&journal);
+        for line in ["timing not judged     1", "violations            0"] {
+            assert!(report.lines().any(|found| found == line), "{line}: {report}");
+        }
+        assert!(report.contains("hang: d1.0: no answer for a minute; not judged"), "{report}");
     }
 }

@@ -1,27 +1,29 @@
 //! Runs one round of the test: a daemon with random disks, guests, faults, and a final check of the
 //! backings.
 
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use conformance::Unmount;
 use conformance::data::Noise;
 use conformance::nbd_client::{Address, CMD_FLUSH, Client};
-use conformance::{Loop, Tool, Unmount};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use serde_json::json;
 
 use crate::behaviour::{Behaviour, Failing};
-use crate::daemon::{Daemon, Upgrade};
-use crate::files::{File, Files};
+use crate::config::{self, CACHE, STATE_BYTES};
+use crate::daemon::{Daemon, TimedOut, Upgrade};
+use crate::disk::{self, Backing, Disk};
+use crate::files::Files;
 use crate::guest::{Guest, Habits, Shared};
 use crate::journal::Journal;
+use crate::lateness::TimeLimit;
 use crate::link::Endpoint;
-use crate::medium::{Medium, Sabotage};
+use crate::medium::Sabotage;
 use crate::model::Model;
 use crate::report::Totals;
 use crate::server::Server;
@@ -31,17 +33,22 @@ use crate::stamp::{Origin, UNIT};
 /// Maximum time for guests to finish without faults.
 const FINISH_MAX: Duration = Duration::from_secs(240);
 
-/// Size of the file system of the state directory, bytes.
-const STATE_BYTES: u64 = 1 << 20;
-
 /// Maximum time until the daemon, on a busy host, has noticed that a backing has lost data.
 const LOSS_NOTICED_MAX: Duration = Duration::from_secs(5);
 
 /// Maximum time for which changes wait for a new journal.
 const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Size of a pool device and of a cache.
-const CACHE: &str = "8M";
+/// Maximum time until the daemon has started another `qemu-nbd` in place of a killed one.
+const IMAGE_SERVER_MAX: Duration = Duration::from_secs(10);
+/// Time after the end of a pause of the daemon from which the daemon knows that no other program has
+/// changed the image of a killed `qemu-nbd`. The daemon needs two seconds.
+const PAUSE_OVER: Duration = Duration::from_secs(3);
+/// Shortest pause of the daemon after which it cannot know that.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// Text in the daemon's log when the daemon stops using an image, because another program may have
+/// changed the image while no `qemu-nbd` ran.
+const IMAGE_LOST_LINE: &str = "the image is not used any more";
 
 /// Duration of a request flood.
 const FLOOD: Duration = Duration::from_secs(8);
@@ -65,64 +72,6 @@ pub struct Run {
     pub end: Instant,
 }
 
-enum Backing {
-    Server(Server),
-    File(PathBuf),
-    /// A file on the test file system, with a loop device if the daemon uses the file through one.
-    /// The loop device is dropped before its file.
-    Volatile(Option<Loop>, Arc<File>, Files),
-}
-
-impl Backing {
-    fn behaviour(&self) -> Option<&Behaviour> {
-        match self {
-            Backing::Server(server) => Some(server.behaviour()),
-            Backing::Volatile(_, file, _) => Some(file.behaviour()),
-            Backing::File(_) => None,
-        }
-    }
-
-    /// Returns the backing's location for the daemon's configuration.
-    fn location(&self) -> String {
-        match self {
-            Backing::Server(server) => server.uri(),
-            Backing::File(path) => path.display().to_string(),
-            Backing::Volatile(None, _, files) => files.path("disk").display().to_string(),
-            Backing::Volatile(Some(device), ..) => device.device().to_owned(),
-        }
-    }
-
-    /// Writes durably to the backing, bypassing the daemon.
-    fn change(&self, offset: u64, bytes: &[u8]) {
-        match self {
-            Backing::Server(server) => server.medium().write(offset, bytes, true),
-            Backing::File(path) => {
-                let file = std::fs::OpenOptions::new().write(true).open(path).expect("the backing is there");
-                file.write_all_at(bytes, offset).and_then(|()| file.sync_all()).expect("write a backing");
-            }
-            Backing::Volatile(_, file, _) => {
-                file.medium().write(offset, bytes, true);
-                file.touch();
-            }
-        }
-    }
-
-    /// Returns the durable content of the backing.
-    fn contents(&self) -> Vec<u8> {
-        match self {
-            Backing::Server(server) => server.medium().durable().to_vec(),
-            Backing::File(path) => std::fs::read(path).expect("the backing is there"),
-            Backing::Volatile(_, file, _) => file.medium().durable().to_vec(),
-        }
-    }
-}
-
-struct Disk {
-    name: String,
-    backing: Backing,
-    guests: Vec<Arc<Shared>>,
-}
-
 /// A round; see the module documentation.
 struct Round<'a> {
     run: &'a Run,
@@ -134,6 +83,8 @@ struct Round<'a> {
     /// Number of times that the daemon was started. Guests use this number to record to which of
     /// the daemon's processes they are connected.
     life: Arc<AtomicU64>,
+    /// End of the last pause of the daemon by SIGSTOP.
+    paused_until: Option<Instant>,
     noise: Noise,
     /// The test file system with the pool's device files; `None` if the pool uses other files.
     flash: Option<Files>,
@@ -159,37 +110,11 @@ pub fn run(run: &Run, plan: &Plan, dir: &Path, totals: &mut Totals) -> Result<()
     result
 }
 
-fn make_backing(run: &Run, plan: &Plan, at: usize, dir: &Path) -> Result<Backing> {
-    let medium = || {
-        let mut medium = Medium::new(DISK_BYTES, plan.seed ^ at as u64);
-        medium.sabotage = run.sabotage;
-        medium
-    };
-    Ok(match plan.disks[at].backing {
-        BackingKind::VolatileNbd { fua } => {
-            let path = dir.join(format!("backing{at}.sock"));
-            Backing::Server(Server::start(&path, medium(), fua).context("start a backing")?)
-        }
-        BackingKind::File => {
-            let path = dir.join(format!("disk{at}.raw"));
-            std::fs::File::create_new(&path)?.set_len(DISK_BYTES)?;
-            Backing::File(path)
-        }
-        kind @ (BackingKind::VolatileFile | BackingKind::Loop) => {
-            let files = Files::mount(&dir.join(format!("files{at}")), plan.seed)
-                .context("mount the test file system")?;
-            let file = files.add("disk", medium());
-            let device = (kind == BackingKind::Loop).then(|| Loop::on(&files.path("disk"), true));
-            Backing::Volatile(device, file, files)
-        }
-    })
-}
-
 impl<'a> Round<'a> {
     fn prepare(run: &'a Run, plan: &'a Plan, dir: &Path) -> Result<Self> {
         let mut disks = Vec::new();
         for (at, disk) in plan.disks.iter().enumerate() {
-            let backing = make_backing(run, plan, at, dir)?;
+            let backing = Backing::create(plan, at, dir, run.sabotage)?;
             let units = DISK_BYTES / UNIT as u64 / disk.guests;
             let origin = Origin { run: plan.seed, disk: at as u64 };
             let guests = (0..disk.guests).map(|number| {
@@ -197,6 +122,7 @@ impl<'a> Round<'a> {
             });
             let guests: Vec<Arc<Shared>> = guests.collect();
             if let Some(behaviour) = backing.behaviour() {
+                run.journal.watch(&format!("backing of d{at}"), behaviour.lateness());
                 let concerned = guests.clone();
                 behaviour.on_loss(Box::new(move || {
                     concerned.iter().for_each(|guest| guest.model().loss(Instant::now() + LOSS_NOTICED_MAX))
@@ -205,11 +131,11 @@ impl<'a> Round<'a> {
             disks.push(Disk { name: format!("d{at}"), backing, guests });
         }
         let daemon = Daemon::new(&run.hob, dir);
-        let state = mount_state(&dir.join("state"))?;
+        let state = config::mount_state(&dir.join("state"))?;
         let flash =
             plan.volatile_pool.then(|| Files::mount(&dir.join("flash"), plan.seed ^ 0xf1a5)).transpose()?;
         std::fs::create_dir_all(dir.join("flash"))?;
-        std::fs::write(dir.join("hob.toml"), config(plan, dir, &daemon, &disks))?;
+        std::fs::write(dir.join("hob.toml"), config::text(plan, dir, &daemon, &disks))?;
         let (life, noise) = (Arc::new(AtomicU64::new(0)), Noise::new(plan.seed ^ 0xfa17));
         Ok(Self {
             run,
@@ -219,6 +145,7 @@ impl<'a> Round<'a> {
             disks,
             threads: Vec::new(),
             life,
+            paused_until: None,
             noise,
             flash,
             _state: state,
@@ -228,6 +155,10 @@ impl<'a> Round<'a> {
     fn live(&mut self, totals: &mut Totals) -> Result<()> {
         if !self.start_daemon() {
             return Ok(());
+        }
+        // The daemon has created the files of the pool.
+        for file in self.flash.iter().flat_map(Files::all) {
+            self.run.journal.watch(file.name(), file.behaviour().lateness());
         }
         self.start_guests();
         let begin = Instant::now();
@@ -254,8 +185,23 @@ impl<'a> Round<'a> {
         self.life.fetch_add(1, Ordering::Relaxed);
         match self.daemon.start() {
             Ok(()) => true,
-            Err(error) => self.broken("start", &format!("{error:#}")),
+            Err(error) => self.failed("start", &error),
         }
+    }
+
+    /// Reports an error of the daemon. Returns false, because the round must end.
+    fn failed(&self, kind: &'static str, error: &anyhow::Error) -> bool {
+        let what = format!("{error:#}");
+        match error.downcast_ref::<TimedOut>() {
+            Some(timed_out) => self.late(kind, &what, timed_out.checked),
+            None => self.broken(kind, &what),
+        }
+    }
+
+    /// Reports that the daemon exceeded a time limit. Returns false, because the round must end.
+    fn late(&self, kind: &'static str, what: &str, checked: TimeLimit) -> bool {
+        self.run.journal.timeout(kind, "hob", what, self.daemon.log_tail(12), checked);
+        false
     }
 
     /// Reports a violation that was noticed at the daemon and not by a guest. Returns false,
@@ -281,6 +227,9 @@ impl<'a> Round<'a> {
                     headers: self.plan.headers
                         && !matches!(self.plan.disks[at].backing, BackingKind::VolatileNbd { .. }),
                     shares_disk: disk.guests.len() > 1,
+                    // The daemon waits for ever for files.
+                    backing_timeout: matches!(disk.backing, Backing::Server(_) | Backing::Image(_))
+                        .then_some(Duration::from_millis(self.plan.backing_wait_ms)),
                 };
                 let (journal, life) = (Arc::clone(&self.run.journal), Arc::clone(&self.life));
                 let seed = self.noise.next_u64();
@@ -337,6 +286,7 @@ impl<'a> Round<'a> {
                 self.daemon.signal(Signal::STOP);
                 std::thread::sleep(time);
                 self.daemon.signal(Signal::CONT);
+                self.paused_until = Some(Instant::now());
                 true
             }
             Fault::Upgrade => match self.daemon.upgrade() {
@@ -345,7 +295,7 @@ impl<'a> Round<'a> {
                     self.run.journal.line("upgrade-refused", json!({ "why": why }));
                     true
                 }
-                Err(error) => self.broken("upgrade", &format!("{error:#}")),
+                Err(error) => self.failed("upgrade", &error),
             },
             Fault::KillAndCrash { disk } => {
                 self.kill_daemon();
@@ -385,6 +335,7 @@ impl<'a> Round<'a> {
                 true
             }
             Fault::FlashRemoved { device } => self.remove_flash(device),
+            Fault::KillImageServer { disk } => self.kill_image_server(disk),
             Fault::Change { disk, change } => self.change_cache(disk, change),
             _ => {
                 self.trouble_backing(fault);
@@ -412,12 +363,14 @@ impl<'a> Round<'a> {
         };
         std::thread::sleep(FLOOD / 8);
         let before: Vec<_> = others().collect();
-        std::thread::sleep(FLOOD * 6 / 8);
+        let checked = TimeLimit { since: Instant::now(), limit: FLOOD * 6 / 8 };
+        std::thread::sleep(checked.limit);
         for ((guest, before), (_, after)) in before.into_iter().zip(others()) {
             if before == after {
                 let what =
-                    format!("no request answered for {:?} while the backing of d{disk} hangs", FLOOD * 6 / 8);
-                self.run.journal.violation("isolation", &guest.name, &what, self.daemon.log_tail(4));
+                    format!("no request answered for {:?} while the backing of d{disk} hangs", checked.limit);
+                let log = self.daemon.log_tail(4);
+                self.run.journal.timeout("isolation", &guest.name, &what, log, checked);
             }
         }
     }
@@ -522,7 +475,7 @@ impl<'a> Round<'a> {
                     .line("command", json!({ "args": args.join(" "), "success": success, "said": said }));
                 true
             }
-            Err(error) => self.broken("control", &format!("{error:#}")),
+            Err(error) => self.failed("control", &error),
         }
     }
 
@@ -601,7 +554,7 @@ impl<'a> Round<'a> {
         self.excuse(disk, excuse);
         match &self.disks[disk].backing {
             Backing::Server(server) => act(server),
-            Backing::File(_) | Backing::Volatile(..) => unreachable!("the plan gives this fault to servers"),
+            _ => unreachable!("the plan gives this fault to servers"),
         }
     }
 
@@ -610,11 +563,13 @@ impl<'a> Round<'a> {
     fn kill_daemon(&mut self) {
         self.guests().for_each(|guest| guest.model().interrupt());
         self.daemon.kill();
-        for guest in self.guests() {
-            let mut model = guest.model();
-            match model.loss_unreported() {
-                true => model.withdraw(),
-                false => model.interrupt(),
+        for (disk, plan) in self.disks.iter().zip(&self.plan.disks) {
+            for guest in &disk.guests {
+                let mut model = guest.model();
+                match model.loss_unreported() || plan.backing.ends_with_daemon() {
+                    true => model.withdraw(),
+                    false => model.interrupt(),
+                }
             }
         }
         self.wait_for_disconnects();
@@ -627,7 +582,7 @@ impl<'a> Round<'a> {
         self.wait_for_disconnects();
         match stopped {
             Ok(()) => true,
-            Err(error) => self.broken("stop", &format!("{error:#}")),
+            Err(error) => self.failed("stop", &error),
         }
     }
 
@@ -641,22 +596,63 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Makes a backing lose the data in its volatile write cache. The daemon cannot report the loss
-    /// to a guest that is not connected to the current daemon process.
+    /// Makes a backing lose the data in its volatile write cache.
     fn crash(&mut self, disk: usize, away: Duration) {
-        let life = self.life.load(Ordering::Relaxed);
         self.with_server(disk, away, |server| {
-            let guests = &self.disks[disk].guests;
-            guests.iter().for_each(|guest| guest.model().loss(Instant::now() + LOSS_NOTICED_MAX));
-            let lost = server.crash(away);
-            for guest in guests {
-                guest.model().loss(Instant::now() + LOSS_NOTICED_MAX);
-                if guest.connected_to.load(Ordering::Relaxed) != life {
-                    guest.model().withdraw();
-                }
-            }
+            let lost = self.lose(disk, || server.crash(away));
             self.run.journal.line("lost", json!({ "disk": disk, "units": lost }));
         });
+    }
+
+    /// Kills the `qemu-nbd` of an image, which loses unflushed data. The daemon must start another
+    /// one and report the loss.
+    fn kill_image_server(&mut self, disk: usize) -> bool {
+        let since_pause = self.paused_until.map_or(PAUSE_OVER, |end| end.elapsed());
+        if !self.sleep(PAUSE_OVER.saturating_sub(since_pause)) {
+            return false;
+        }
+        let Backing::Image(image) = &self.disks[disk].backing else {
+            unreachable!("the plan gives this fault to images")
+        };
+        let image = image.clone();
+        let lost_before = self.daemon.log().matches(IMAGE_LOST_LINE).count();
+        let (start, killed) = (Instant::now(), disk::image_servers(&image));
+        self.run.journal.line("kill", json!({ "disk": disk, "qemu-nbd": killed.len() }));
+        if killed.is_empty() {
+            // The disk is offline, for example because an earlier process still locks the image.
+            return true;
+        }
+        self.excuse(disk, IMAGE_SERVER_MAX);
+        self.lose(disk, || disk::kill_all(&killed));
+        let is_new = |server: &Pid| !killed.contains(server);
+        while start.elapsed() < IMAGE_SERVER_MAX && !disk::image_servers(&image).iter().any(is_new) {
+            if self.daemon.log().matches(IMAGE_LOST_LINE).count() > lost_before {
+                // The daemon is right if the host has paused it.
+                let since = start.checked_sub(PAUSE_OVER).unwrap_or(start);
+                let what = format!("d{disk}: hob stopped using the image after its qemu-nbd was killed");
+                return self.late("image", &what, TimeLimit { since, limit: PAUSE_MIN * 4 });
+            }
+            if !self.sleep(Duration::from_millis(50)) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Records in the models of a disk's guests that its backing loses unflushed data in `act`. The
+    /// daemon cannot report the loss to a guest that is not connected to the current daemon process.
+    fn lose<T>(&self, disk: usize, act: impl FnOnce() -> T) -> T {
+        let life = self.life.load(Ordering::Relaxed);
+        let guests = &self.disks[disk].guests;
+        guests.iter().for_each(|guest| guest.model().loss(Instant::now() + LOSS_NOTICED_MAX));
+        let result = act();
+        for guest in guests {
+            guest.model().loss(Instant::now() + LOSS_NOTICED_MAX);
+            if guest.connected_to.load(Ordering::Relaxed) != life {
+                guest.model().withdraw();
+            }
+        }
+        result
     }
 
     /// Changes a few small extents of a backing, bypassing hob, while the daemon is down.
@@ -707,7 +703,7 @@ impl<'a> Round<'a> {
                     "not served for {FINISH_MAX:?} although nothing is broken: {}",
                     waiting.join(", ")
                 );
-                self.broken("unavailable", &what);
+                self.late("unavailable", &what, TimeLimit { since: start, limit: FINISH_MAX });
                 return;
             }
         }
@@ -729,7 +725,7 @@ impl<'a> Round<'a> {
                 Ok((false, said)) => {
                     return self.broken("drain", &format!("{}: drain failed: {}", disk.name, said.trim()));
                 }
-                Err(error) => return self.broken("drain", &format!("{}: {error:#}", disk.name)),
+                Err(error) => return self.failed("drain", &error),
             }
         }
         true
@@ -752,42 +748,4 @@ impl<'a> Round<'a> {
             }
         }
     }
-}
-
-/// Creates the state directory on a small file system of its own, so that it can be filled.
-fn mount_state(state: &Path) -> Result<Unmount> {
-    std::fs::create_dir(state)?;
-    let options = format!("size={STATE_BYTES},mode=700");
-    let mount = Tool::new("mount").args(["-t", "tmpfs", "-o", &options, "torture-state"]).arg(state).output();
-    anyhow::ensure!(mount.success(), "mount the state directory: {}", mount.all());
-    Ok(Unmount::at(state))
-}
-
-fn config(plan: &Plan, dir: &Path, daemon: &Daemon, disks: &[Disk]) -> String {
-    let at = |name: &str| dir.join(name).display().to_string();
-    let mut text = format!(
-        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\nring = \"io_uring\"\nshards = {}\n\
-         [control]\nlisten = [\"unix:{}\"]\n[limits]\nbacking_wait_ms_max = {}\n\
-         [[pool]]\nname = \"pool\"\ndevices = [\"{}\", \"{}\"]\nsize = \"{}\"\nsegment_size = \"1M\"\n",
-        at("state"),
-        daemon.nbd_socket().display(),
-        plan.shards,
-        daemon.control_socket().display(),
-        plan.backing_wait_ms,
-        at("flash/flash0"),
-        at("flash/flash1"),
-        plan.pool_device(),
-    );
-    for (number, (disk, planned)) in disks.iter().zip(&plan.disks).enumerate() {
-        let backing = disk.backing.location();
-        text += &format!("[[disk]]\nname = \"{}\"\nbacking = \"{backing}\"\n", disk.name);
-        if planned.vhost_user {
-            text += &format!("vhost_user = \"{}\"\n", at(&format!("vhost{number}.sock")));
-        }
-        if let Some(settings) = planned.cache.settings {
-            let size = if planned.shared { String::new() } else { format!("size = \"{CACHE}\", ") };
-            text += &format!("cache = {{ pool = \"pool\", {size}{settings} }}\n");
-        }
-    }
-    text
 }

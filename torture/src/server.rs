@@ -19,6 +19,7 @@ use conformance::nbd_client::{
 };
 
 use crate::behaviour::{Behaviour, Operation};
+use crate::lateness::{Lateness, Task};
 use crate::medium::Medium;
 use crate::stamp::UNIT;
 
@@ -202,7 +203,7 @@ impl State {
                         lock(&self.medium).lose();
                     }
                 }
-                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+                Err(_) => self.behaviour.lateness().sleep(Duration::from_millis(5)),
             }
         }
     }
@@ -224,7 +225,7 @@ impl State {
             for _ in 0..WORKERS {
                 scope.spawn(|| self.work(&connection));
             }
-            let result = read_requests(&mut reader, &connection);
+            let result = read_requests(&mut reader, &connection, self.behaviour.lateness());
             connection.end();
             let _ = stream.shutdown(std::net::Shutdown::Both);
             result
@@ -277,12 +278,16 @@ impl State {
     fn work(&self, connection: &Connection) {
         while let Some(request) = connection.next() {
             self.unanswered.fetch_add(1, Ordering::SeqCst);
-            if let Some((error, data)) = self.execute(&request, connection) {
+            let answer = self.execute(&request, connection);
+            let Request { cookie, task, .. } = request;
+            drop(task);
+            if let Some((error, data)) = answer {
                 let mut bytes = 0x6744_6698_u32.to_be_bytes().to_vec();
                 bytes.extend(error.to_be_bytes());
-                bytes.extend(request.cookie);
+                bytes.extend(cookie);
                 bytes.extend(data);
-                let _ = lock(&connection.writer).write_all(&bytes);
+                let send = || lock(&connection.writer).write_all(&bytes);
+                let _ = self.behaviour.lateness().reply(send);
             }
             self.unanswered.fetch_sub(1, Ordering::SeqCst);
         }
@@ -342,6 +347,8 @@ struct Request {
     offset: u64,
     length: u32,
     data: Vec<u8>,
+    /// Measures the time from the receipt of the request to its answer.
+    task: Task,
 }
 
 struct Connection {
@@ -372,29 +379,37 @@ impl Connection {
     }
 }
 
-fn read_requests(stream: &mut UnixStream, connection: &Connection) -> io::Result<()> {
+fn read_requests(
+    stream: &mut UnixStream,
+    connection: &Connection,
+    lateness: &Arc<Lateness>,
+) -> io::Result<()> {
     loop {
         let mut head = [0; 28];
         stream.read_exact(&mut head)?;
         if head[..4] != REQUEST_MAGIC.to_be_bytes() {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let mut request = Request {
-            flags: u16::from_be_bytes([head[4], head[5]]),
-            command: u16::from_be_bytes([head[6], head[7]]),
-            cookie: head[8..16].try_into().expect("eight"),
-            offset: u64::from_be_bytes(head[16..24].try_into().expect("eight")),
-            length: u32::from_be_bytes(head[24..].try_into().expect("four")),
-            data: Vec::new(),
-        };
-        match request.command {
+        let command = u16::from_be_bytes([head[6], head[7]]);
+        let length = u32::from_be_bytes(head[24..].try_into().expect("four"));
+        let mut data = Vec::new();
+        match command {
             CMD_DISC => return Ok(()),
             CMD_WRITE => {
-                request.data = vec![0; request.length as usize];
-                stream.read_exact(&mut request.data)?;
+                data = vec![0; length as usize];
+                stream.read_exact(&mut data)?;
             }
             _ => {}
         }
+        let request = Request {
+            flags: u16::from_be_bytes([head[4], head[5]]),
+            command,
+            cookie: head[8..16].try_into().expect("eight"),
+            offset: u64::from_be_bytes(head[16..24].try_into().expect("eight")),
+            length,
+            data,
+            task: lateness.task(Instant::now()),
+        };
         lock(&connection.queue).push_back(request);
         connection.ready.notify_one();
     }

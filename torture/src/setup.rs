@@ -91,19 +91,27 @@ pub enum BackingKind {
     VolatileFile,
     /// Loop device on a file of the test file system.
     Loop,
+    /// qcow2 image, which the daemon reads and writes through a `qemu-nbd` of its own.
+    Image,
 }
 
 impl BackingKind {
     /// Returns true if the test can inject faults into a backing of this kind.
     #[must_use]
     pub fn misbehaves(self) -> bool {
-        self != BackingKind::File
+        !matches!(self, BackingKind::File | BackingKind::Image)
     }
 
     /// Returns true if a power cut of the host loses unflushed data of a backing of this kind.
     #[must_use]
     pub fn loses_power(self) -> bool {
-        matches!(self, BackingKind::VolatileFile | BackingKind::Loop)
+        matches!(self, BackingKind::VolatileFile | BackingKind::Loop | BackingKind::Image)
+    }
+
+    /// Returns true if a process that ends with the daemon has unflushed data of the backing.
+    #[must_use]
+    pub fn ends_with_daemon(self) -> bool {
+        self == BackingKind::Image
     }
 }
 
@@ -273,6 +281,11 @@ pub enum Fault {
         /// Number of the flash device.
         device: usize,
     },
+    /// The `qemu-nbd` of an image is killed with SIGKILL while the daemon runs.
+    KillImageServer {
+        /// Number of the disk.
+        disk: usize,
+    },
     /// A command changes a cache while its disk is used.
     Change {
         /// Number of the disk.
@@ -319,6 +332,11 @@ pub struct Plan {
     pub volatile_pool: bool,
     /// Number of the daemon's shard threads.
     pub shards: u64,
+    /// Interface of the daemon for I/O, as in hob.toml: `io_uring` or `threads`.
+    pub ring: &'static str,
+    /// True if the pool is much smaller than the data that the guests use. All caches that can
+    /// share the pool do so.
+    pub small_pool: bool,
     /// Timeout of requests to an unavailable backing, milliseconds.
     pub backing_wait_ms: u64,
     /// Duration of the guests' load.
@@ -362,9 +380,15 @@ impl Filter {
 /// Seed of the separate random numbers of [`Fault::draw_later`].
 const LATER_SALT: u64 = 0x6c61_7465;
 
+/// Seed of the separate random numbers of [`Plan::draw_settings`].
+const SETTINGS_SALT: u64 = 0x7365_7474;
+
 /// Mean number of cache changes per later fault: one of this many changes is replaced by another
 /// fault ([`Fault::draw_later`]).
 const LATER_ONE_IN: u64 = 3;
+
+/// Mean number of cache changes per killed `qemu-nbd` in a round with an image.
+const IMAGE_SERVER_ONE_IN: u64 = 3;
 
 /// Maximum number of random draws until a selected fault is found.
 const DRAWS: usize = 1000;
@@ -408,23 +432,66 @@ impl Plan {
         }
         let shards = 1 + noise.below(2);
         let backing_wait_ms = pick(&mut noise, &[2_000, 30_000, 30_000]);
-        Plan {
+        let mut plan = Plan {
             seed,
             disks,
             volatile_pool,
             shards,
+            ring: "io_uring",
+            small_pool: false,
             backing_wait_ms,
             load,
             headers: filter.takes("headers"),
             faults,
+        };
+        plan.draw_settings(filter);
+        plan
+    }
+
+    /// Draws the settings that were added last. These random numbers are separate, so that the other
+    /// choices of a seed do not depend on these settings.
+    fn draw_settings(&mut self, filter: &Filter) {
+        let mut noise = Noise::new(self.seed ^ SETTINGS_SALT);
+        self.ring = pick(&mut noise, &["io_uring", "io_uring", "io_uring", "threads"]);
+        self.small_pool = noise.below(4) == 0;
+        if self.small_pool {
+            self.disks.iter_mut().for_each(|disk| disk.shared = disk.cache.can_share());
+        }
+        let file = self.disks.iter().position(|disk| disk.backing == BackingKind::File);
+        let kill = file.map(|disk| Fault::KillImageServer { disk });
+        if let Some(kill) = kill.filter(|kill| noise.below(2) == 0 && filter.takes(kill.name())) {
+            self.use_image(&kill, &mut noise);
         }
     }
 
-    /// Returns the size of each device of the pool, as in hob.toml. If caches share the pool, the
-    /// size is small, so that the caches compete for space.
+    /// Replaces the file of a disk by an image. `kill` is the fault that kills the image's server.
+    /// This fault replaces some changes of caches, and all changes of the file while the daemon is
+    /// down: the test cannot change the image.
+    fn use_image(&mut self, kill: &Fault, noise: &mut Noise) {
+        let Fault::KillImageServer { disk: image } = *kill else { unreachable!("not a fault of an image") };
+        self.disks[image].backing = BackingKind::Image;
+        for (_, fault) in &mut self.faults {
+            let is_replaced = match fault {
+                Fault::ChangeOffline { disk, .. } => *disk == image,
+                Fault::Change { .. } => noise.below(IMAGE_SERVER_ONE_IN) == 0,
+                _ => false,
+            };
+            if is_replaced {
+                *fault = kill.clone();
+            }
+        }
+    }
+
+    /// Returns the size of each of the two devices of the pool, as in hob.toml. If caches share the
+    /// pool, the size is small, so that the caches compete for space. The data of all disks fills a
+    /// small pool twice.
     #[must_use]
     pub fn pool_device(&self) -> &'static str {
-        if self.disks.iter().any(|disk| disk.shared) { "32M" } else { "96M" }
+        match (self.small_pool, self.disks.iter().any(|disk| disk.shared)) {
+            (true, _) => "16M",
+            (false, true) => "32M",
+            (false, false) => "96M",
+        }
     }
 
     /// Returns the plan as JSON for the log.
@@ -443,7 +510,8 @@ impl Plan {
         let faults: Vec<String> =
             self.faults.iter().map(|(pause, fault)| format!("+{} ms {fault:?}", pause.as_millis())).collect();
         json!({
-            "seed": self.seed, "disks": disks, "volatile_pool": self.volatile_pool, "shards": self.shards, "backing_wait_ms": self.backing_wait_ms,
+            "seed": self.seed, "disks": disks, "volatile_pool": self.volatile_pool, "shards": self.shards, "ring": self.ring,
+            "small_pool": self.small_pool, "pool_device": self.pool_device(), "backing_wait_ms": self.backing_wait_ms,
             "load_ms": self.load.as_millis() as u64, "faults": faults,
         })
     }
@@ -570,6 +638,7 @@ impl Fault {
             Fault::StateFull { .. } => "state directory is full",
             Fault::LoopDetached { .. } => "loop device detached",
             Fault::FlashRemoved { .. } => "flash device removed and returned",
+            Fault::KillImageServer { .. } => "qemu-nbd SIGKILL",
             Fault::Change { change, .. } => change.name(),
             Fault::ChangeOffline { .. } => "backing changed while hob is down",
         }
@@ -629,6 +698,39 @@ mod tests {
     }
 
     #[test]
+    fn each_ring_and_each_size_of_the_pool_comes() {
+        let plans: Vec<Plan> = (0..300).map(|round| draw(1, round)).collect();
+        let count = |fits: &dyn Fn(&Plan) -> bool| plans.iter().filter(|plan| fits(plan)).count();
+        for ring in ["io_uring", "threads"] {
+            assert!(count(&|plan| plan.ring == ring) > 40, "{ring}");
+        }
+        for size in ["16M", "32M", "96M"] {
+            assert!(count(&|plan| plan.pool_device() == size) > 5, "{size}");
+        }
+        let alone = |disk: &DiskPlan| disk.cache.can_share() && !disk.shared;
+        assert_eq!(count(&|plan| plan.small_pool && plan.disks.iter().any(alone)), 0);
+    }
+
+    #[test]
+    fn an_image_is_used_unless_a_filter_leaves_out_its_fault() {
+        let image = |plan: &Plan| plan.disks.iter().position(|disk| disk.backing == BackingKind::Image);
+        let plans: Vec<Plan> = (0..300).map(|round| draw(1, round)).collect();
+        assert!(plans.iter().filter(|plan| image(plan).is_some()).count() > 40);
+        for plan in &plans {
+            let image = image(plan);
+            for (_, fault) in &plan.faults {
+                match fault {
+                    Fault::KillImageServer { disk } => assert_eq!(Some(*disk), image),
+                    Fault::ChangeOffline { disk, .. } => assert_ne!(Some(*disk), image),
+                    _ => {}
+                }
+            }
+        }
+        let without = Filter { only: Vec::new(), without: vec!["qemu-nbd".to_owned()] };
+        assert!((0..300).all(|round| image(&Plan::draw(1, round, &without)).is_none()));
+    }
+
+    #[test]
     fn every_round_writes_back_and_through_and_every_fault_comes() {
         let mut names = std::collections::BTreeSet::new();
         let mut caches = std::collections::BTreeSet::new();
@@ -638,7 +740,7 @@ mod tests {
             names.extend(plan.faults.iter().map(|(_, fault)| fault.name()));
             caches.extend(plan.disks.iter().map(|disk| disk.cache.name));
         }
-        assert_eq!(names.len(), 31, "{names:?}");
+        assert_eq!(names.len(), 32, "{names:?}");
         assert_eq!(caches.len(), CACHES.len());
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use torture::behaviour::{Failing, Operation};
 use torture::guest::{Guest, Habits, Shared};
 use torture::journal::{Journal, Violation};
+use torture::lateness::{Lateness, Task};
 use torture::link::Endpoint;
 use torture::medium::{Medium, Sabotage};
 use torture::model::Model;
@@ -23,6 +24,7 @@ const HABITS: Habits = Habits {
     pause_us_max: 100,
     headers: true,
     shares_disk: false,
+    backing_timeout: None,
 };
 
 struct Bench {
@@ -35,6 +37,10 @@ struct Bench {
 
 impl Bench {
     fn new(sabotage: Option<Sabotage>) -> Self {
+        Self::with_timeout(sabotage, None)
+    }
+
+    fn with_timeout(sabotage: Option<Sabotage>, backing_timeout: Option<Duration>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut medium = Medium::new(BYTES, 3);
         medium.sabotage = sabotage;
@@ -45,7 +51,8 @@ impl Bench {
         let shared = Shared::new("guest".to_owned(), model);
         let endpoint = Endpoint::Nbd { socket, export: "x".to_owned() };
         let life = Arc::new(AtomicU64::new(1));
-        let guest = Guest::new(Arc::clone(&shared), endpoint, Arc::clone(&journal), life, 5, HABITS);
+        let habits = Habits { backing_timeout, ..HABITS };
+        let guest = Guest::new(Arc::clone(&shared), endpoint, Arc::clone(&journal), life, 5, habits);
         let thread = std::thread::spawn(move || guest.live());
         Self { _dir: dir, server, shared, journal, thread }
     }
@@ -65,6 +72,13 @@ impl Bench {
         self.shared.model().withdraw();
         self.server.crash(Duration::from_millis(5));
         self.shared.model().withdraw();
+    }
+
+    /// Makes the host late until the returned task is dropped.
+    fn delay_host(&self) -> Task {
+        let lateness = Arc::new(Lateness::default());
+        self.journal.watch("a late server", &lateness);
+        lateness.task(Instant::now())
     }
 
     fn finish(self) -> Vec<Violation> {
@@ -150,5 +164,76 @@ fn errors_without_a_cause_are_noticed_and_with_one_are_not() {
     };
     assert!(fail(false).iter().any(|it| it.kind == "unexpected-error"));
     let violations = fail(true);
+    assert!(violations.is_empty(), "{violations:#?}");
+}
+
+/// Fails requests after more than a second, as a daemon does after its backing timeout. Returns the
+/// journal and the number of requests that failed.
+fn time_out(backing_timeout: Duration, is_host_late: bool) -> (Arc<Journal>, u64) {
+    let bench = Bench::with_timeout(None, Some(backing_timeout));
+    bench.load(50);
+    let late = is_host_late.then(|| bench.delay_host());
+    let until = Instant::now() + Duration::from_secs(3600);
+    bench.server.behaviour().slow(Duration::from_millis(1200), Duration::from_secs(3600));
+    // Requests that the server has already begun succeed.
+    std::thread::sleep(Duration::from_millis(300));
+    for operation in [Operation::Read, Operation::Write, Operation::Flush, Operation::Trim] {
+        bench.server.behaviour().fail(Failing { operation, range: 0..BYTES, error: 5, until });
+    }
+    bench.load(16);
+    bench.server.behaviour().heal();
+    let (journal, shared) = (Arc::clone(&bench.journal), Arc::clone(&bench.shared));
+    bench.finish();
+    drop(late);
+    (journal, shared.counts.errors.load(Ordering::Relaxed))
+}
+
+#[test]
+fn a_timeout_is_a_violation_if_the_host_was_not_late() {
+    // The test's host would have to be late by a quarter of this time.
+    let (journal, errors) = time_out(Duration::from_secs(3600), false);
+    assert!(errors > 0);
+    assert!(journal.violations().iter().any(|it| it.kind == "unexpected-error"), "{journal:?}");
+    assert_eq!(journal.not_judged_count(), 0, "{journal:?}");
+}
+
+#[test]
+fn a_timeout_is_not_judged_if_the_host_was_late() {
+    let (journal, errors) = time_out(Duration::from_secs(2), true);
+    assert!(errors > 0);
+    assert!(journal.violations().is_empty(), "{journal:?}");
+    assert_eq!(journal.not_judged_count() as u64, errors, "{journal:?}");
+}
+
+#[test]
+fn wrong_content_is_a_violation_although_the_host_was_late() {
+    let bench = Bench::new(Some(Sabotage::LostWrite));
+    let late = bench.delay_host();
+    bench.load(1000);
+    let violations = bench.finish();
+    drop(late);
+    assert!(violations.iter().any(|it| it.kind == "contents"), "{violations:#?}");
+}
+
+/// A server that the host does not run in time is late. An injected delay does not make it late.
+#[test]
+fn a_server_measures_the_delays_of_the_host_only() {
+    let bench = Bench::new(None);
+    bench.load(50);
+    let lateness = Arc::clone(bench.server.behaviour().lateness());
+    bench.server.behaviour().hang(Duration::from_secs(4));
+    bench.load(50);
+    assert!(lateness.largest() < Duration::from_secs(2), "{lateness:?}");
+
+    // The server's threads wait for its medium.
+    let (medium, start) = (bench.server.medium(), Instant::now());
+    while lateness.within(start, Instant::now()) < Duration::from_millis(200) {
+        assert!(start.elapsed() < Duration::from_secs(60), "no request is late");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(medium);
+    bench.load(50);
+    assert!(lateness.largest() >= Duration::from_millis(200), "{lateness:?}");
+    let violations = bench.finish();
     assert!(violations.is_empty(), "{violations:#?}");
 }
