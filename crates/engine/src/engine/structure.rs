@@ -423,7 +423,10 @@ impl Engine {
                     if !journal.is_idle() {
                         return self.pump_journal(now, id);
                     }
-                    let is_recorded = journal.writer.pending() == 0 && journal.has_durable_names();
+                    // Once a new ring is valid, the crash log must belong to it. So its change is
+                    // complete at once, and a later commit names the devices that failed a flush.
+                    let is_named = kind == Kind::Ring || journal.has_durable_names();
+                    let is_recorded = journal.writer.pending() == 0 && is_named;
                     if is_recorded && stage == Stage::LastCommit {
                         return self.complete(now, id, kind);
                     }
