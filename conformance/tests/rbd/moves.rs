@@ -27,7 +27,7 @@ fn lockers(cluster: &Cluster) -> Vec<String> {
 /// client changes with each move. The disk reads the latest writes on every host.
 #[test]
 fn a_disk_on_rbd_moves_with_its_cache_and_one_host_has_the_lock() {
-    let cluster = Cluster::start(3);
+    let cluster = Cluster::shared();
     let authority = Authority::new("hosts");
     let (a, b) = (host(&authority), host(&authority));
     let file = a.path("disk.img");
