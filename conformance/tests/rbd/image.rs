@@ -65,7 +65,8 @@ fn wait_online(daemon: &Daemon, limit: Duration) {
 /// Reads the whole disk, which fills the cache.
 #[track_caller]
 fn read_all(client: &mut Client) -> Vec<u8> {
-    (0..SIZE).step_by(MIB as usize).flat_map(|at| client.read(at, MIB as u32).unwrap()).collect()
+    let parts = (0..SIZE).step_by(MIB as usize).map(|at| client.read(at, MIB as u32).unwrap());
+    parts.collect::<Vec<_>>().concat()
 }
 
 /// Connects to the disk after it was opened again; while the image is lost, every read fails.

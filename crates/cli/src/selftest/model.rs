@@ -208,7 +208,7 @@ impl Model {
     }
 
     fn identify(&self, bytes: &[u8]) -> Found {
-        if bytes.iter().all(|byte| *byte == 0) {
+        if *bytes == [0; UNIT_BYTES] {
             return Found::Zeroes;
         }
         let word = |at: usize| u64::from_le_bytes(bytes[at * 8..][..8].try_into().expect("eight bytes"));
