@@ -202,7 +202,7 @@ pub fn wait_for(what: &str, done: impl FnMut() -> bool) {
 }
 
 /// Shortest and longest pause between two calls in [`wait_until`].
-const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
+const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
 
 /// Calls `done` until `done` returns true. `what` names the awaited condition in the message of a
 /// failure. The pauses between the calls are a twentieth of the time waited. Most conditions run a
