@@ -13,7 +13,7 @@ use crate::shell;
 
 /// Number of black-box test files that run at the same time, beside one of [`EMULATED`]. Such a file
 /// uses half a processor on average: most tests wait for processes and sockets.
-const AT_ONCE: usize = 2;
+pub(crate) const AT_ONCE: usize = 2;
 
 /// Number of test files of crates that run at the same time, beside one that waits.
 const CRATES_AT_ONCE: usize = 2;
@@ -69,9 +69,10 @@ const LONG_OF_CRATES: [&str; 7] =
 /// Test files that move data. These tests run a second time without io_uring.
 const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
-/// Test files of the torture harness that start hob. They belong to the torture step.
+/// Test files of the torture harness that start hob, the longest first. They belong to the torture
+/// step.
 pub(crate) const TORTURE: [&str; 5] =
-    ["failed_flash", "hung_file", "losing_flash", "stale_file", "volatile_backing"];
+    ["hung_file", "losing_flash", "failed_flash", "stale_file", "volatile_backing"];
 
 /// Black-box test files that other steps run, besides [`TORTURE`].
 const APART: [&str; 1] = ["nbd_psk"];

@@ -165,7 +165,7 @@ impl Step {
             Self::Conformance => suite::all(),
             Self::Ring => suite::without_ring(),
             Self::Torture => {
-                suite::against_plain(&suite::TORTURE, 1, &[], &[])?;
+                suite::against_plain(&suite::TORTURE, suite::AT_ONCE, &[], &[])?;
                 let mut command = Command::new(suite::build_program("torture", "")?);
                 shell::run(command.args(["--minutes", TORTURE_MINUTES]).env("HOB_BIN", suite::plain()?))
             }
