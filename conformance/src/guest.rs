@@ -65,10 +65,11 @@ static CORES: Mutex<()> = Mutex::new(());
 /// The kernel's command line. If the host stalls, the guest's kernel would take that for a lockup, and
 /// print stacks in which the scripts find words like `timeout`. `nowatchdog` and `rcu_cpu_stall_suppress`
 /// prevent that. Emulation is slow, so the kernel does not zero memory that it overwrites, nor test its
-/// ciphers, and waits only briefly for other CPUs.
+/// ciphers, and waits only briefly for other CPUs. It trusts the TSC, which all CPUs of the guest share:
+/// reading another clock means a call of an emulated device.
 pub const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check mitigations=off nowatchdog \
                                 rcupdate.rcu_cpu_stall_suppress=1 rcupdate.rcu_expedited=1 init_on_alloc=0 \
-                                cryptomgr.notests";
+                                cryptomgr.notests tsc=reliable";
 
 /// The files from which a VM boots.
 #[derive(Debug)]
