@@ -454,6 +454,23 @@ impl Daemon {
         stats.number(name).unwrap_or_else(|| panic!("no {name}: {}", stats.text())) as u64
     }
 
+    /// Returns the control API's answer to a request for its disks, which `hob disk list -o json`
+    /// prints too. Tests that wait for a state of a disk need no program for each request.
+    ///
+    /// # Panics
+    /// Panics if the daemon does not answer with a list of disks.
+    #[must_use]
+    #[track_caller]
+    pub fn disk_list(&self) -> Value {
+        let control = self.control.strip_prefix("unix:").expect("a Unix socket");
+        let answer = disks(Path::new(control)).unwrap_or_else(|e| panic!("ask {control}: {e}"));
+        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        let list: Value =
+            serde_json::from_str(body).unwrap_or_else(|e| panic!("no list of disks ({e}): {answer}"));
+        assert!(list.is_array(), "no list of disks: {answer}");
+        list
+    }
+
     /// Returns the names of all disks.
     ///
     /// # Panics
