@@ -2,13 +2,17 @@
 //! files in a scratch directory.
 //!
 //! The cluster has no Ceph manager, because a manager only gathers statistics and takes seconds to
-//! start. All processes end with the test that started them, even if the test fails or is killed.
+//! start. All processes end with the last test that uses them, even if the test fails or is killed.
 //! The cluster uses free ports, so that several clusters can run at the same time.
 //!
-//! An OSD can be killed, paused, and started again with its data.
+//! An OSD can be killed, paused, and started again with its data. Tests that do none of this share
+//! a cluster, each with its own pool.
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -28,26 +32,29 @@ const PORTS_MAX: u32 = 5;
 const COPIES: usize = 3;
 
 /// Size of an OSD's sparse file in bytes.
-const OSD_BYTES: u64 = 2 << 30;
+const OSD_BYTES: u64 = 4 << 30;
 
-/// A cluster with a pool `rbd`. Dropping the value ends the processes of the cluster and deletes
-/// their files.
+/// Number of OSDs of the cluster that tests share.
+const SHARED_OSDS: usize = 3;
+
+/// The processes of the cluster that tests share, while a test uses them.
+static SHARED: Mutex<Weak<Daemons>> = Mutex::new(Weak::new());
+
+/// Number of pools in shared clusters so far.
+static POOLS: AtomicU32 = AtomicU32::new(0);
+
+/// The processes of a cluster. Dropping the value ends them and deletes their files.
 #[derive(Debug)]
-pub struct Cluster {
+struct Daemons {
     // The OSDs, in the order in which they must end.
     osds: Vec<Process>,
     monitor: Process,
     scratch: Scratch,
 }
 
-impl Cluster {
-    /// Starts a monitor and `osds` OSDs, and waits until the pool accepts writes.
-    ///
-    /// # Panics
-    /// Panics if a program is missing, or the cluster does not start.
-    #[must_use]
+impl Daemons {
     #[track_caller]
-    pub fn start(osds: usize) -> Self {
+    fn start(osds: usize) -> Self {
         let scratch = Scratch::new();
         for directory in ["run", "log", "crash"] {
             std::fs::create_dir(scratch.path(directory)).expect("a directory in the scratch directory");
@@ -63,23 +70,89 @@ impl Cluster {
             assert!(output.success(), "an OSD was not made ({:?}): {}", output.status, output.all());
         }
         let osds = (0..osds).map(|osd| start_osd(&scratch, osd)).collect();
-        let cluster = Self { osds, monitor, scratch };
-        cluster.ceph(&["osd", "pool", "create", "rbd", "8", "8", "replicated"]);
+        Self { osds, monitor, scratch }
+    }
+
+    /// Returns the processes of the shared cluster, which are started if no test uses them.
+    ///
+    /// # Panics
+    /// Panics if the cluster does not start.
+    fn shared() -> Arc<Self> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.upgrade().unwrap_or_else(|| {
+            let (sender, receiver) = mpsc::channel();
+            // The kernel kills the processes when the thread that started them ends. The thread of a
+            // test ends before other tests.
+            thread::spawn(move || {
+                if sender.send(Self::start(SHARED_OSDS)).is_ok() {
+                    loop {
+                        thread::park();
+                    }
+                }
+            });
+            let daemons = Arc::new(receiver.recv().expect("a cluster that starts"));
+            *shared = Arc::downgrade(&daemons);
+            daemons
+        })
+    }
+}
+
+/// A pool in a cluster. Dropping the last value of a cluster ends the processes of the cluster and
+/// deletes their files.
+#[derive(Debug)]
+pub struct Cluster {
+    daemons: Arc<Daemons>,
+    pool: String,
+    /// Directory of exported images.
+    scratch: Scratch,
+}
+
+impl Cluster {
+    /// Starts a monitor and `osds` OSDs, and waits until the pool `rbd` accepts writes.
+    ///
+    /// # Panics
+    /// Panics if a program is missing, or the cluster does not start.
+    #[must_use]
+    #[track_caller]
+    pub fn start(osds: usize) -> Self {
+        Self::with_pool(Arc::new(Daemons::start(osds)), "rbd".to_owned())
+    }
+
+    /// Returns a new pool in a cluster that other tests use too. The cluster has three OSDs.
+    ///
+    /// # Panics
+    /// Panics in the same cases as [`Self::start`].
+    #[must_use]
+    #[track_caller]
+    pub fn shared() -> Self {
+        Self::with_pool(Daemons::shared(), format!("rbd{}", POOLS.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    #[track_caller]
+    fn with_pool(daemons: Arc<Daemons>, pool: String) -> Self {
+        let cluster = Self { daemons, pool, scratch: Scratch::new() };
+        cluster.ceph(&["osd", "pool", "create", &cluster.pool, "8", "8", "replicated"]);
         // The pool's first write ends when all placement groups are active.
-        cluster.rbd(&["pool", "init", "rbd"]);
+        cluster.rbd(&["pool", "init", &cluster.pool]);
         cluster
+    }
+
+    /// Returns the name of the pool.
+    #[must_use]
+    pub fn pool(&self) -> &str {
+        &self.pool
     }
 
     /// Returns the path of the cluster's configuration, for clients.
     #[must_use]
     pub fn conf(&self) -> String {
-        self.scratch.text("ceph.conf")
+        self.daemons.scratch.text("ceph.conf")
     }
 
-    /// Returns hob's name for an image, or a snapshot of one, of the pool `rbd`.
+    /// Returns hob's name for an image of the pool, or a snapshot of one.
     #[must_use]
     pub fn spec(&self, image: &str) -> String {
-        format!("rbd:rbd/{image}:conf={}", self.conf())
+        format!("rbd:{}/{image}:conf={}", self.pool, self.conf())
     }
 
     /// Runs `ceph`, and returns its output.
@@ -88,9 +161,15 @@ impl Cluster {
         Tool::new("ceph").args(["--conf", &self.conf()]).args(args).limit(STEP_MAX).run()
     }
 
-    /// Runs `rbd`, and returns its output.
+    /// Runs `rbd`, and returns its output. `rbd/` at the beginning of an argument stands for the
+    /// cluster's pool.
     #[track_caller]
     pub fn rbd(&self, args: &[&str]) -> String {
+        let in_pool = |arg: &&str| match arg.strip_prefix("rbd/") {
+            Some(image) => format!("{}/{image}", self.pool),
+            None => (*arg).to_owned(),
+        };
+        let args = args.iter().map(in_pool);
         Tool::new("rbd").args(["--conf", &self.conf()]).args(args).limit(STEP_MAX).run()
     }
 
@@ -101,7 +180,7 @@ impl Cluster {
             "import",
             "--no-progress",
             "--dest-pool",
-            "rbd",
+            &self.pool,
             file.to_str().expect("scratch paths are ASCII"),
             image,
         ]);
@@ -133,28 +212,35 @@ impl Cluster {
     /// Returns the number of OSDs.
     #[must_use]
     pub fn osds(&self) -> usize {
-        self.osds.len()
+        self.daemons.osds.len()
+    }
+
+    /// Returns the processes, which no other test may use.
+    #[track_caller]
+    fn own(&mut self) -> &mut Daemons {
+        Arc::get_mut(&mut self.daemons).expect("a cluster that is not shared")
     }
 
     /// Kills an OSD with SIGKILL, as in a crash.
     pub fn kill(&mut self, osd: usize) {
-        self.osds[osd].kill();
+        self.own().osds[osd].kill();
     }
 
     /// Pauses an OSD. A paused OSD does not answer, and its connections stay open.
     pub fn pause(&mut self, osd: usize) {
-        self.osds[osd].signal(Signal::STOP);
+        self.own().osds[osd].signal(Signal::STOP);
     }
 
     /// Resumes a paused OSD.
     pub fn resume(&mut self, osd: usize) {
-        self.osds[osd].signal(Signal::CONT);
+        self.own().osds[osd].signal(Signal::CONT);
     }
 
     /// Starts a killed OSD again.
     #[track_caller]
     pub fn restart(&mut self, osd: usize) {
-        self.osds[osd] = start_osd(&self.scratch, osd);
+        let daemons = self.own();
+        daemons.osds[osd] = start_osd(&daemons.scratch, osd);
     }
 
     /// Returns true if the monitor reports the OSD as up.
@@ -169,13 +255,13 @@ impl Cluster {
     /// Waits until the monitor reports all OSDs as up.
     #[track_caller]
     pub fn wait_up(&self) {
-        wait_until("all OSDs to be up", STEP_MAX, || (0..self.osds.len()).all(|osd| self.is_up(osd)));
+        wait_until("all OSDs to be up", STEP_MAX, || (0..self.osds()).all(|osd| self.is_up(osd)));
     }
 
     /// Returns true if the monitor is running.
     #[must_use]
     pub fn lives(&mut self) -> bool {
-        self.monitor.poll().is_none()
+        self.own().monitor.poll().is_none()
     }
 }
 

@@ -397,7 +397,7 @@ impl Daemon {
     /// Waits until no disk is being opened any more.
     #[track_caller]
     pub fn wait_for_disks(&self) {
-        wait_for("the opening of the disks", || !self.ctl(&["disk", "list", "-o", "json"]).contains(OPENING));
+        wait_for("the opening of the disks", || !self.disk_list().to_string().contains(OPENING));
     }
 
     /// Like `ctl`, for a command that needs a file that the test has closed. A process that another
@@ -435,11 +435,20 @@ impl Daemon {
         run_client(&program, &self.control, args)
     }
 
-    /// Returns the counters of `disk`.
+    /// Returns the control API's answer to a GET request; `None` if there is no answer with the status
+    /// 200. Tests that wait for a state need no program for each request.
+    fn get(&self, path: &str) -> Option<Value> {
+        let answer = get(Path::new(self.control.strip_prefix("unix:")?), path).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        head.starts_with("HTTP/1.1 200 ").then(|| serde_json::from_str(body).ok()).flatten()
+    }
+
+    /// Returns the counters of `disk`, as `hob stats` has them.
     #[must_use]
     #[track_caller]
     pub fn stats(&self, disk: &str) -> Stats {
-        let out = self.ctl(&["stats", disk, "-o", "json"]);
+        let stats = self.get(&format!("/v1/disks/{disk}/stats"));
+        let out = stats.map_or_else(|| self.ctl(&["stats", disk, "-o", "json"]), |stats| stats.to_string());
         Stats::parse(&out).unwrap_or_else(|e| panic!("hob stats: {e}"))
     }
 
@@ -452,6 +461,13 @@ impl Daemon {
     pub fn number(&self, disk: &str, name: &str) -> u64 {
         let stats = self.stats(disk);
         stats.number(name).unwrap_or_else(|| panic!("no {name}: {}", stats.text())) as u64
+    }
+
+    /// Returns the disks, as `hob disk list -o json` prints them.
+    #[must_use]
+    #[track_caller]
+    pub fn disk_list(&self) -> Value {
+        self.get("/v1/disks").unwrap_or_else(|| self.json(&["disk", "list"]))
     }
 
     /// Returns the names of all disks.
@@ -554,7 +570,7 @@ fn wait_until_listening(process: &mut Process, address: &Address) {
 fn wait_for_disks(control: &Path) {
     let start = Instant::now();
     while start.elapsed() < OPENING_MAX {
-        match disks(control) {
+        match get(control, "/v1/disks") {
             Ok(list) if list.contains(OPENING) => {}
             _ => return,
         }
@@ -562,11 +578,12 @@ fn wait_for_disks(control: &Path) {
     }
 }
 
-/// Returns a daemon's answer to a request for its disks.
-fn disks(control: &Path) -> std::io::Result<String> {
+/// Returns a daemon's answer to a GET request, with its head.
+fn get(control: &Path, path: &str) -> std::io::Result<String> {
     let mut stream = UnixStream::connect(control)?;
     stream.set_read_timeout(Some(READY_MAX))?;
-    stream.write_all(b"GET /v1/disks HTTP/1.1\r\nHost: hob\r\nConnection: close\r\n\r\n")?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: hob\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)

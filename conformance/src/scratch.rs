@@ -202,20 +202,25 @@ pub fn wait_for(what: &str, done: impl FnMut() -> bool) {
 }
 
 /// Shortest and longest pause between two calls in [`wait_until`].
-const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
+const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
 
 /// Calls `done` until `done` returns true. `what` names the awaited condition in the message of a
-/// failure. The pauses between the calls are a twentieth of the time waited. Most conditions run a
-/// program, and without pauses a long wait would take a processor from the programs under test.
+/// failure. The pauses between the calls are a twentieth of the time waited, and at least as long as
+/// the last call. Most conditions run a program, and without pauses a long wait would take a processor
+/// from the programs under test.
 ///
 /// # Panics
 /// Panics if `limit` passes before `done` returns true.
 #[track_caller]
 pub fn wait_until(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
-    while !done() {
+    loop {
+        let called = Instant::now();
+        if done() {
+            return;
+        }
         let waited = start.elapsed();
         assert!(waited < limit, "waited {limit:?} in vain for: {what}");
-        std::thread::sleep((waited / 20).clamp(PAUSES[0], PAUSES[1]));
+        std::thread::sleep((waited / 20).max(called.elapsed()).clamp(PAUSES[0], PAUSES[1]));
     }
 }

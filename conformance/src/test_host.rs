@@ -292,7 +292,7 @@ impl TestHost {
     #[must_use]
     #[track_caller]
     pub fn disk(&self, name: &str) -> Value {
-        let list = self.json(&["disk", "list"]);
+        let list = self.daemon().disk_list();
         let found = list.as_array().expect("a list").iter().find(|disk| disk["name"] == name);
         found.cloned().unwrap_or_default()
     }

@@ -307,7 +307,7 @@ fn on_frozen(test: impl Fn(&Stage, &Daemon, &mut Client, &u64, Frozen, &str)) {
 /// that used the same memory.
 #[track_caller]
 fn is_old_or_new(bytes: &[u8]) {
-    let is_whole = |sector: &[u8]| sector.iter().all(|byte| *byte == sector[0] && [0, 2].contains(byte));
+    let is_whole = |sector: &[u8]| [0_u8, 2].iter().any(|byte| *sector == [*byte; 512]);
     assert!(bytes.chunks(512).all(is_whole), "neither what was there nor what was written");
 }
 

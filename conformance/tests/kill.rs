@@ -47,8 +47,11 @@ impl Writer {
         if stamp == 0 {
             return vec![0; SECTOR];
         }
+        // In a build without optimization, an iterator over bytes takes a hundred times as long.
         let word = [self.id, index, stamp].map(u64::to_le_bytes).concat();
-        word.iter().copied().cycle().take(SECTOR).collect()
+        let mut bytes = word.repeat(SECTOR.div_ceil(word.len()));
+        bytes.truncate(SECTOR);
+        bytes
     }
 
     fn offset(&self, index: u64) -> u64 {
@@ -71,8 +74,9 @@ impl Writer {
                     continue;
                 }
                 self.stamp += 1;
-                let data: Vec<u8> =
-                    (first..first + count).flat_map(|index| self.bytes(index, self.stamp)).collect();
+                let sectors: Vec<_> =
+                    (first..first + count).map(|index| self.bytes(index, self.stamp)).collect();
+                let data = sectors.concat();
                 for index in first..first + count {
                     self.sectors[index as usize].asked = self.stamp;
                 }

@@ -140,7 +140,7 @@ impl Guest {
         let flags = if self.dice.below(4) == 0 { FLAG_FUA } else { 0 };
         let range = first as usize..(first + length) as usize;
         self.units[range.clone()].iter_mut().for_each(|unit| unit.since.push(version));
-        let data: Vec<u8> = (first..first + length).flat_map(|unit| bytes(unit, version)).collect();
+        let data = (first..first + length).map(|unit| bytes(unit, version)).collect::<Vec<_>>().concat();
         let (command, payload): (_, &[u8]) =
             if is_zero { (CMD_WRITE_ZEROES, &[]) } else { (CMD_WRITE, &data) };
         let error = client.call(flags, command, first * UNIT, (length * UNIT) as u32, payload)?;

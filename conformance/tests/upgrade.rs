@@ -144,7 +144,9 @@ fn nothing_is_noticed(settings: &str) {
     assert!(!stage.log().contains("connect again"), "{}", stage.log());
     // Both front ends and the backing have the same content at the end.
     let mut client = stage.connect();
-    let seen: Vec<u8> = (0..SIZE / MIB).flat_map(|at| client.read(at * MIB, MIB as u32).unwrap()).collect();
+    let seen: Vec<_> = (0..SIZE / MIB).map(|at| client.read(at * MIB, MIB as u32).unwrap()).collect();
+    // Without optimization, joining buffers takes much less time than an iterator over their bytes.
+    let seen = seen.concat();
     assert_same(&fs::read(&file).unwrap(), &seen, 0, "the file");
     stage.upgrade();
     assert_same(&client.read(MIB, MIB as u32).unwrap(), &seen[MIB as usize..2 * MIB as usize], MIB, "NBD");

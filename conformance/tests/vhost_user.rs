@@ -93,13 +93,13 @@ fn a_guest_sees_no_error_when_the_daemon_is_killed_and_started_again() {
 #[test]
 fn a_guest_boots_from_the_disk_and_fio_verifies_while_the_daemon_is_killed() {
     let scratch = Scratch::new();
-    root_image(&scratch, &scratch.path("disk.img"), ROOT_SIZE, 4);
+    root_image(&scratch, &scratch.path("disk.img"), ROOT_SIZE, 3);
     let serve = Serve::disk(&scratch.text("disk.img"))
         .cached(&scratch.path("pool"), "128M", "4K")
         .arg("--vhost-user", &scratch.text("vm.sock"));
     let mut hob = serve.start(&scratch);
     let mut machine = start_root(&scratch, &scratch.text("vm.sock"));
-    for round in [0, 2] {
+    for round in [0, 1] {
         reached(&machine, round);
         // During the next round.
         std::thread::sleep(Duration::from_secs(2));
@@ -138,8 +138,8 @@ fn a_guest_migrates_live_from_one_daemon_to_another() {
     let monitor_args = |scratch: &Scratch| format!("unix:{},server=on,wait=off", scratch.text("qmp.sock"));
     let incoming = format!("unix:{}", there.text("migration.sock"));
     let arriving = ["-qmp", &monitor_args(&there), "-incoming", &incoming];
-    let mut arriving = start_rounds(&there, &there.text("vm.sock"), 18, &arriving);
-    let leaving = start_rounds(&here, &here.text("vm.sock"), 18, &["-qmp", &monitor_args(&here)]);
+    let mut arriving = start_rounds(&there, &there.text("vm.sock"), 26, &arriving);
+    let leaving = start_rounds(&here, &here.text("vm.sock"), 26, &["-qmp", &monitor_args(&here)]);
     wait_until("some rounds", MACHINE_MAX, || leaving.stdout().contains("GUEST-ROUND 3"));
     let mut monitor = Monitor::connect(&here.path("qmp.sock"));
     wait_until("the target", MACHINE_MAX, || is_listening(&there.path("migration.sock")));

@@ -97,24 +97,26 @@ fn processor_time(child: &Child) -> Duration {
     Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Runs all executables, `at_once` at the same time, in this order. Prints the output of each
-/// executable as one block when the executable ends, and a total at the end. The error has the
-/// failed tests and their messages.
-///
-/// Tests that failed only because a limit of time passed run once more afterwards, without the
-/// other executables: a busy host can delay everything, so such a failure does not prove a fault of
-/// hob. Any other failure is final.
-pub fn run(
-    executables: &[Executable],
-    at_once: usize,
-    arguments: &[&str],
-    environment: &[(&str, &Path)],
-) -> Result<()> {
-    let begun = Instant::now();
-    let next = AtomicUsize::new(0);
-    let ended = Mutex::new(Vec::new());
-    let work = || {
-        while let Some(executable) = executables.get(next.fetch_add(1, Ordering::Relaxed)) {
+/// Executables of which some run at the same time.
+#[derive(Debug)]
+pub struct Queue<'a> {
+    /// The executables, in the order in which they start.
+    pub executables: &'a [Executable],
+    /// Number of executables of this queue that run at the same time.
+    pub at_once: usize,
+}
+
+impl<'a> Queue<'a> {
+    /// Runs executables of the queue until all have started, where `next` is the index of the next
+    /// one. Prints the output of each executable when it ends, and adds its result to `ended`.
+    fn work(
+        &self,
+        next: &AtomicUsize,
+        arguments: &[&str],
+        environment: &[(&str, &Path)],
+        ended: &Mutex<Vec<(&'a Executable, Result<Ended>)>>,
+    ) {
+        while let Some(executable) = self.executables.get(next.fetch_add(1, Ordering::Relaxed)) {
             println!("    Starting {}", executable.name);
             let result = executable.run(arguments, environment);
             // The lock prevents that the outputs of two executables mix.
@@ -124,8 +126,38 @@ pub fn run(
             }
             ended.push((executable, result));
         }
-    };
-    thread::scope(|scope| (0..at_once).for_each(|_| drop(scope.spawn(work))));
+    }
+}
+
+/// Runs all executables, `at_once` at the same time, as [`run_queues`] does.
+pub fn run(
+    executables: &[Executable],
+    at_once: usize,
+    arguments: &[&str],
+    environment: &[(&str, &Path)],
+) -> Result<()> {
+    run_queues(&[Queue { executables, at_once }], arguments, environment)
+}
+
+/// Runs the executables of all queues, each queue beside the others. Prints the output of each
+/// executable as one block when the executable ends, and a total at the end. The error has the
+/// failed tests and their messages.
+///
+/// Tests that failed only because a limit of time passed run once more afterwards, without the other
+/// executables: a busy machine can delay everything, so such a failure does not prove a fault of
+/// hob. Any other failure is final.
+pub fn run_queues(queues: &[Queue<'_>], arguments: &[&str], environment: &[(&str, &Path)]) -> Result<()> {
+    let begun = Instant::now();
+    let ended = Mutex::new(Vec::new());
+    let next: Vec<AtomicUsize> = queues.iter().map(|_| AtomicUsize::new(0)).collect();
+    thread::scope(|scope| {
+        let ended = &ended;
+        for (queue, next) in queues.iter().zip(&next) {
+            for _ in 0..queue.at_once {
+                scope.spawn(move || queue.work(next, arguments, environment, ended));
+            }
+        }
+    });
     let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut failed = Vec::new();
     let mut all = Vec::new();
@@ -269,24 +301,44 @@ mod tests {
         run(&all[2..], 2, &[], &[]).unwrap();
     }
 
+    /// Creates an executable script in a directory.
+    fn script(dir: &Path, name: &str, text: &str) -> Executable {
+        let (text_path, path) = (dir.join("text"), dir.join(name));
+        fs::write(&text_path, text).unwrap();
+        // An executable file cannot be run while a process, such as a child of another test, has the
+        // file open for writing.
+        let status = Command::new("install").args(["-m", "755"]).args([&text_path, &path]).status().unwrap();
+        assert!(status.success());
+        Executable { name: name.into(), path, package: dir.into() }
+    }
+
+    /// Each script waits for the other one, so both succeed only if they run at the same time.
+    #[test]
+    fn queues_run_beside_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let waiting = |name: &str, other: &str| {
+            let text = format!(
+                "#!/bin/sh\n: > {name}.runs\nn=0\nuntil [ -e {other}.runs ]; do\n  sleep 0.1\n  \
+                 n=$((n+1))\n  [ $n -lt 600 ] || exit 1\ndone\n"
+            );
+            script(dir.path(), name, &text)
+        };
+        let (one, other) = ([waiting("one", "other")], [waiting("other", "one")]);
+        let queues = [&one, &other].map(|executables| Queue { executables, at_once: 1 });
+        run_queues(&queues, &[], &[]).unwrap();
+    }
+
     /// The first test is too slow in the first run only. The second test fails for another reason
     /// in the first run only.
     #[test]
     fn only_a_test_that_was_too_slow_runs_again() {
         let dir = tempfile::tempdir().unwrap();
         let script = |name: &str, message: &str| {
-            let (text_path, path) = (dir.path().join("text"), dir.path().join(name));
             let text = format!(
                 "#!/bin/sh\necho \"$@\" >> {name}.calls\n[ $(wc -l < {name}.calls) = 2 ] && exit 0\n\
                  printf '\\n---- a::b stdout ----\\nthread panicked at x.rs:1:2:\\n{message}\\n'\nexit 101\n"
             );
-            fs::write(&text_path, text).unwrap();
-            // An executable file cannot be run while a process, such as a child of another test,
-            // has the file open for writing.
-            let status =
-                Command::new("install").args(["-m", "755"]).args([&text_path, &path]).status().unwrap();
-            assert!(status.success());
-            Executable { name: name.into(), path, package: dir.path().into() }
+            script(dir.path(), name, &text)
         };
         let late = script("late", "waited 60s in vain for: it");
         run(&[late], 1, &["--test-threads=3"], &[]).unwrap();

@@ -8,31 +8,37 @@ use std::thread;
 
 use anyhow::{Context, Result, bail};
 
-use crate::executables::{self, Executable};
+use crate::executables::{self, Executable, Queue};
 use crate::shell;
 
-/// Number of black-box test files that run at the same time. A file uses half a processor on average:
-/// most tests wait for processes and sockets. With three, emulated guests of several files get too
-/// little of two processors.
-const AT_ONCE: usize = 2;
+/// Number of black-box test files that run at the same time, beside one of [`EMULATED`]. Such a file
+/// uses half a processor on average: most tests wait for processes and sockets.
+pub(crate) const AT_ONCE: usize = 2;
 
 /// Number of test files of crates that run at the same time, in addition to one file of
 /// [`WAITING_OF_CRATES`].
 const CRATES_AT_ONCE: usize = 2;
 
-/// Black-box test files that take about a minute or longer. These files start first. Otherwise the
-/// last of these files would run alone at the end.
-const LONG: [&str; 11] = [
-    "attach",
-    "live_migration",
-    "vhost_user",
-    "host_device",
-    "upgrade",
+/// Black-box test files in which emulated guests compute nearly all the time. One of these files runs
+/// at a time: guests of several files get too little of two processors.
+const EMULATED: [&str; 4] = ["attach", "host_device", "vhost_user", "upgrade"];
+
+/// Other black-box test files that take half a minute or longer. These files start first. Otherwise
+/// the last of them would run alone at the end.
+const LONG: [&str; 14] = [
     "postgres",
-    "lab",
-    "kill_write_back",
-    "reconnect",
+    "live_migration",
+    "container",
+    "migrate",
+    "older_state",
     "discard",
+    "shrink",
+    "lab",
+    "reconnect",
+    "kill_write_back",
+    "golden_images",
+    "selftest",
+    "warm_restart",
     "libvirt",
 ];
 
@@ -59,14 +65,16 @@ const WAITING_OF_CRATES: [&str; 8] = [
 ];
 
 /// Test executables of crates that take minutes. These executables start first.
-const LONG_OF_CRATES: [&str; 4] = ["hob_lab", "ownership", "injection", "hob_daemon"];
+const LONG_OF_CRATES: [&str; 7] =
+    ["hob_lab", "hob_daemon", "injection", "histories", "hob_engine", "sabotage", "lives"];
 
 /// Test files that move data. These tests run a second time without io_uring.
 const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
-/// Test files of the torture harness that start hob. These files belong to the torture step.
+/// Test files of the torture harness that start hob, the longest first. These files belong to
+/// the torture step.
 pub(crate) const TORTURE: [&str; 5] =
-    ["failed_flash", "hung_file", "losing_flash", "stale_file", "volatile_backing"];
+    ["hung_file", "losing_flash", "failed_flash", "stale_file", "volatile_backing"];
 
 /// Black-box test files that other steps run, besides [`TORTURE`].
 const APART: [&str; 1] = ["nbd_psk"];
@@ -180,16 +188,17 @@ fn all_of(results: impl IntoIterator<Item = Result<()>>) -> Result<()> {
 /// Runs all black-box tests except those of other steps.
 pub(crate) fn all() -> Result<()> {
     let files = files(&shell::root().join("conformance/tests"))?;
-    if let Some(absent) = WAITING.iter().chain(&LONG).find(|file| !files.iter().any(|it| it == *file)) {
+    let named = [&WAITING[..], &EMULATED[..], &LONG[..]].concat();
+    if let Some(absent) = named.iter().find(|file| !files.iter().any(|it| it == *file)) {
         bail!("conformance/tests has no {absent}.rs");
     }
-    let short =
-        files.iter().map(String::as_str).filter(|file| !WAITING.contains(file) && !LONG.contains(file));
+    let short = files.iter().map(String::as_str).filter(|file| !named.contains(file));
     let usual: Vec<&str> = LONG.into_iter().chain(short).collect();
     // The container image has all features.
     let with_features = with_features()?;
+    let environment = [("HOB_FEATURES_BIN", with_features.as_path())];
     all_of([
-        against_plain(&usual, AT_ONCE, &[], &[("HOB_FEATURES_BIN", with_features.as_path())]),
+        queues_against_plain(&[(&EMULATED, 1), (&usual, AT_ONCE)], &[], &environment),
         against_plain(&WAITING, AT_ONCE, &[WAITING_THREADS], &[]),
     ])
 }
@@ -206,9 +215,31 @@ pub(crate) fn against_plain(
     arguments: &[&str],
     environment: &[(&str, &Path)],
 ) -> Result<()> {
+    queues_against_plain(&[(files, at_once)], arguments, environment)
+}
+
+/// Runs lists of black-box test files against hob without optional features, each list beside the
+/// others. The number of a list is that of its files that run at the same time.
+fn queues_against_plain(
+    lists: &[(&[&str], usize)],
+    arguments: &[&str],
+    environment: &[(&str, &Path)],
+) -> Result<()> {
     let hob = plain()?;
     let environment = [&[("HOB_BIN", hob.as_path())], environment].concat();
-    executables::run(&test_files(files)?, at_once, arguments, &environment)
+    let all: Vec<&str> = lists.iter().flat_map(|(files, _)| files.iter().copied()).collect();
+    // The executables have the order of the files.
+    let mut rest = test_files(&all)?;
+    let mut queues = Vec::new();
+    for (files, at_once) in lists {
+        let is_in_list = |it: &Executable| files.contains(&it.name.as_str());
+        let (executables, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(is_in_list);
+        queues.push((executables, *at_once));
+        rest = others;
+    }
+    let queues: Vec<Queue<'_>> =
+        queues.iter().map(|(executables, at_once)| Queue { executables, at_once: *at_once }).collect();
+    executables::run_queues(&queues, arguments, &environment)
 }
 
 /// Returns the path of the release binary.
@@ -231,6 +262,12 @@ fn files(dir: &Path) -> Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_black_box_test_file_is_in_two_lists() {
+        let named = [&WAITING[..], &EMULATED[..], &LONG[..], &APART[..]].concat();
+        assert_eq!(named.iter().collect::<BTreeSet<_>>().len(), named.len(), "{named:?}");
+    }
 
     /// The tests of crates run before hob is built, so a test that starts hob would start an old one.
     #[test]

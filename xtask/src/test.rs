@@ -69,7 +69,7 @@ enum Step {
     Ring,
     /// Run two minutes of fault injection, and test stale file handles
     Torture,
-    /// Run the black-box tests of RBD images on their own Ceph clusters, in parallel with the next
+    /// Run the black-box tests of RBD images on temporary Ceph clusters, in parallel with the next
     /// steps
     Rbd,
     /// Check the dashboard's bundle, and run its tests in a browser
@@ -165,7 +165,7 @@ impl Step {
             Self::Conformance => suite::all(),
             Self::Ring => suite::without_ring(),
             Self::Torture => {
-                suite::against_plain(&suite::TORTURE, 1, &[], &[])?;
+                suite::against_plain(&suite::TORTURE, suite::AT_ONCE, &[], &[])?;
                 let mut command = Command::new(suite::build_program("torture", "")?);
                 shell::run(command.args(["--minutes", TORTURE_MINUTES]).env("HOB_BIN", suite::plain()?))
             }
@@ -259,7 +259,7 @@ fn psk() -> Result<()> {
     shell::run_tests(suite::cargo_test(&["--test", "nbd_psk"]).env("HOB_BIN", suite::with_features()?))
 }
 
-/// Runs the black-box tests of RBD images, each with a Ceph cluster of four processes.
+/// Runs the black-box tests of RBD images. Most of them share a Ceph cluster of four processes.
 fn rbd() -> Result<()> {
     let mut command = suite::cargo_test(&["--test", "rbd", "--", "--test-threads=3"]);
     shell::run_tests(command.env("HOB_BIN", suite::plain()?))

@@ -13,8 +13,8 @@ echo "GUEST-SEES serial=$($bb cat /sys/block/vda/serial) sectors=$($bb cat /sys/
 i=0
 while [ $i -lt 4 ]; do $bb dd if=/dev/urandom of=/tmp/new$i bs=4k count=512 2>/dev/null; i=$((i+1)); done
 part() {
-  $bb dd if=/tmp/new$1 of=/dev/vda bs=16k seek=$(($1*2048)) oflag=direct conv=notrunc,fsync 2>/dev/null || echo GUEST-WRITE-FAILED
-  $bb dd if=/dev/vda of=/tmp/old$1 bs=16k skip=$(($1*2048)) count=128 iflag=direct 2>/dev/null || echo GUEST-READ-FAILED
+  $bb dd if=/tmp/new$1 of=/dev/vda bs=64k seek=$(($1*512)) oflag=direct conv=notrunc,fsync 2>/dev/null || echo GUEST-WRITE-FAILED
+  $bb dd if=/dev/vda of=/tmp/old$1 bs=64k skip=$(($1*512)) count=32 iflag=direct 2>/dev/null || echo GUEST-READ-FAILED
   $bb cmp /tmp/new$1 /tmp/old$1 || echo GUEST-READ-SOMETHING-ELSE
 }
 round=0

@@ -14,9 +14,6 @@ use serde_json::Value;
 const SIZE: u64 = 48 * MIB;
 const WRITTEN: u64 = 32 * MIB;
 
-/// Default name of the parent's disk.
-const PARENT: &str = "rbd-golden-base";
-
 struct Stage {
     // Dropped in this order.
     daemon: Option<Daemon>,
@@ -26,10 +23,10 @@ struct Stage {
 }
 
 impl Stage {
-    /// Creates a cluster with a golden image, its snapshot, and these clones of the snapshot.
+    /// Creates a golden image, its snapshot, and these clones of the snapshot.
     #[track_caller]
     fn new(clones: &[&str]) -> Stage {
-        let (cluster, scratch) = (Cluster::start(3), Scratch::new());
+        let (cluster, scratch) = (Cluster::shared(), Scratch::new());
         let file = scratch.path("golden.img");
         noise_file(&file, WRITTEN, 71);
         std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(SIZE).unwrap();
@@ -78,6 +75,11 @@ impl Stage {
         self.daemon().json(&["disk", "show", disk])
     }
 
+    /// Returns the default name of the parent's disk.
+    fn parent(&self) -> String {
+        format!("{}-golden-base", self.cluster.pool())
+    }
+
     fn disks(&self) -> Vec<String> {
         self.daemon().disks()
     }
@@ -102,11 +104,13 @@ const SHARING: &str = "share_parent = true\nparent_cache = \"64M\"\n\
 #[test]
 fn clones_share_their_parents_blocks_and_nothing_else() {
     let mut stage = Stage::new(&["a", "b"]);
+    let parent_name = stage.parent();
+    let parent = parent_name.as_str();
     stage.start(&["a", "b"], SHARING);
-    assert_eq!(stage.disks(), ["a", "b", PARENT]);
-    assert_eq!((&stage.shown("a")["parent"], &stage.shown("b")["parent"]), (&PARENT.into(), &PARENT.into()));
-    assert_eq!(stage.shown(PARENT)["clones"], serde_json::json!(["a", "b"]));
-    assert!(Client::connect(&stage.scratch.nbd(), PARENT).is_err(), "it is offered to clients");
+    assert_eq!(stage.disks(), ["a", "b", parent]);
+    assert_eq!((&stage.shown("a")["parent"], &stage.shown("b")["parent"]), (&parent.into(), &parent.into()));
+    assert_eq!(stage.shown(parent)["clones"], serde_json::json!(["a", "b"]));
+    assert!(Client::connect(&stage.scratch.nbd(), parent).is_err(), "it is offered to clients");
     let (mut a, mut b) = (stage.scratch.connect("a"), stage.scratch.connect("b"));
     let before = stage.backing_bytes();
     assert_same(&read_range(&mut a, 0..SIZE), &stage.golden, 0, "the first clone and the golden image");
@@ -120,8 +124,8 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
         assert_eq!(stage.number(clone, "shared_read_bytes"), SIZE);
         assert!(stage.daemon().stats(clone).reason("bypass", "shared") > 40);
     }
-    assert!(stage.daemon().stats(PARENT).hits() > 40);
-    let refused = stage.daemon().try_ctl(&["disk", "remove", PARENT]);
+    assert!(stage.daemon().stats(parent).hits() > 40);
+    let refused = stage.daemon().try_ctl(&["disk", "remove", parent]);
     assert!(!refused.success() && refused.all().contains("a, b"), "{}", refused.all());
 
     // Writes, discards and zeroes, over objects' ends and inside a sector.
@@ -180,7 +184,7 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
     stage.daemon.take().expect("it runs").kill();
     let mut stage = stage;
     stage.start(&["a", "b"], SHARING);
-    wait_for("the parent's disk", || stage.shown("a")["parent"] == PARENT);
+    wait_for("the parent's disk", || stage.shown("a")["parent"] == parent);
     let (mut a, mut b) = (stage.scratch.connect("a"), stage.scratch.connect("b"));
     let golden = stage.golden.clone();
     assert_same(&read_range(&mut a, 0..SIZE), &of_a, 0, "killed: the first clone and what was written");
@@ -189,7 +193,7 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
     assert!(stage.number("a", "shared_read_bytes") > 0);
     drop((a, b));
     stage.daemon().ctl(&["disk", "remove", "a"]);
-    assert_eq!(stage.disks(), ["b", PARENT]);
+    assert_eq!(stage.disks(), ["b", parent]);
     stage.daemon().ctl(&["disk", "remove", "b"]);
     wait_for("the parent's disk to go", || stage.disks().is_empty());
     stage.daemon.take().expect("it runs").stop();
@@ -203,6 +207,8 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
 #[test]
 fn objects_that_a_clone_hid_before_it_had_an_object_map_stay_hidden() {
     let mut stage = Stage::new(&["a"]);
+    let parent_name = stage.parent();
+    let parent = parent_name.as_str();
     stage.cluster.rbd(&["feature", "disable", "rbd/a", "fast-diff", "object-map"]);
     let settings = "share_parent = true";
     stage.start(&["a"], settings);
@@ -222,7 +228,7 @@ fn objects_that_a_clone_hid_before_it_had_an_object_map_stay_hidden() {
         }
         stage.start(&["a"], settings);
         if is_mended {
-            wait_for("the parent's disk", || stage.shown("a")["parent"] == PARENT);
+            wait_for("the parent's disk", || stage.shown("a")["parent"] == parent);
         } else {
             let shown = stage.shown("a");
             assert!(shown["parent_reason"].to_string().contains("rebuild IMAGE@s"), "{shown}");
@@ -273,12 +279,14 @@ fn guest(mut client: Client, seed: u64, mut model: Vec<u8>, over: &AtomicBool) -
 #[test]
 fn guests_of_clones_see_no_flash_errors_and_no_flattening() {
     let mut stage = Stage::new(&["a", "b"]);
+    let parent_name = stage.parent();
+    let parent = parent_name.as_str();
     let settings = "share_parent = true\ncache = { pool = \"fast\", size = \"16M\", block_size = \"4K\" }";
     stage.start(&["a", "b"], settings);
     // The configuration has no size: the parent's disk receives its cache by command, like any
     // disk.
-    stage.daemon().tell(&format!("cache enable {PARENT} --pool other --size 40M --block-size 16K"));
-    wait_for("the parent's disk", || stage.shown("b")["parent"] == PARENT);
+    stage.daemon().tell(&format!("cache enable {parent} --pool other --size 40M --block-size 16K"));
+    wait_for("the parent's disk", || stage.shown("b")["parent"] == parent);
     let over = AtomicBool::new(false);
     let (mut a, of_a, mut b, of_b) = std::thread::scope(|scope| {
         let run = |name: &str, seed: u64| {
@@ -302,11 +310,11 @@ fn guests_of_clones_see_no_flash_errors_and_no_flattening() {
         std::thread::sleep(Duration::from_secs(2));
         over.store(true, Ordering::Relaxed);
         let ((a, of_a, done_a), (b, of_b, done_b)) = (a.join().unwrap(), b.join().unwrap());
-        println!("{done_a} and {done_b} requests; parent: {}", stage.daemon().stats(PARENT).text());
+        println!("{done_a} and {done_b} requests; parent: {}", stage.daemon().stats(parent).text());
         assert!(done_a > 200 && done_b > 200, "{done_a} and {done_b} requests");
         (a, of_a, b, of_b)
     });
-    let sick = stage.daemon().stats(PARENT);
+    let sick = stage.daemon().stats(parent);
     assert!(sick.class("flash-error") > 0, "{}", sick.text());
     // Flattened: the clone uses nothing of its parent now.
     let before = stage.number("a", "shared_read_bytes");

@@ -65,7 +65,8 @@ fn wait_online(daemon: &Daemon, limit: Duration) {
 /// Reads the whole disk, which fills the cache.
 #[track_caller]
 fn read_all(client: &mut Client) -> Vec<u8> {
-    (0..SIZE).step_by(MIB as usize).flat_map(|at| client.read(at, MIB as u32).unwrap()).collect()
+    let parts = (0..SIZE).step_by(MIB as usize).map(|at| client.read(at, MIB as u32).unwrap());
+    parts.collect::<Vec<_>>().concat()
 }
 
 /// Connects to the disk after it was opened again; while the image is lost, every read fails.
@@ -92,7 +93,7 @@ fn fenced(client: &mut Client) -> Duration {
 /// not even cached data, and serves the other client's data when the other client has ended.
 #[test]
 fn an_image_has_one_writer_and_a_replaced_writer_is_fenced() {
-    let (cluster, scratch, other) = (Cluster::start(3), Scratch::new(), Scratch::new());
+    let (cluster, scratch, other) = (Cluster::shared(), Scratch::new(), Scratch::new());
     let before = image(&cluster, &scratch, 31);
     let mut daemon = daemon(&cluster, &scratch);
     wait_online(&daemon, BACK_MAX);
@@ -139,7 +140,7 @@ fn an_image_has_one_writer_and_a_replaced_writer_is_fenced() {
 /// the cluster has blocklisted it, and the new daemon waits for that.
 #[test]
 fn a_killed_daemon_gets_its_image_back_with_dirty_data() {
-    let (cluster, scratch) = (Cluster::start(3), Scratch::new());
+    let (cluster, scratch) = (Cluster::shared(), Scratch::new());
     let mut expected = image(&cluster, &scratch, 32);
     let first = daemon(&cluster, &scratch);
     wait_online(&first, BACK_MAX);
@@ -167,7 +168,7 @@ fn a_killed_daemon_gets_its_image_back_with_dirty_data() {
 /// requires a read-only disk for it.
 #[test]
 fn snapshots_are_read_and_not_written() {
-    let (cluster, scratch) = (Cluster::start(3), Scratch::new());
+    let (cluster, scratch) = (Cluster::shared(), Scratch::new());
     let before = image(&cluster, &scratch, 33);
     cluster.rbd(&["snap", "create", "rbd/disk@monday"]);
     let hob = Serve::disk(&cluster.spec("disk")).start(&scratch);
@@ -217,7 +218,7 @@ fn map(uri: &str) -> Vec<(u64, u64, bool)> {
 /// has data.
 #[test]
 fn data_that_was_never_written_is_a_hole() {
-    let (cluster, scratch) = (Cluster::start(3), Scratch::new());
+    let (cluster, scratch) = (Cluster::shared(), Scratch::new());
     cluster.rbd(&["create", "--size", "64M", "rbd/golden"]);
     let hob = Serve::disk(&cluster.spec("golden")).start(&scratch);
     assert_eq!(map(&hob.uri()), [(0, 64 * MIB, true)]);
@@ -256,7 +257,7 @@ fn data_that_was_never_written_is_a_hole() {
 /// survives the change and a kill.
 #[test]
 fn an_image_that_grew_makes_its_disk_grow_when_that_is_asked_for() {
-    let (cluster, scratch) = (Cluster::start(3), Scratch::new());
+    let (cluster, scratch) = (Cluster::shared(), Scratch::new());
     image(&cluster, &scratch, 33);
     let first = daemon(&cluster, &scratch);
     wait_online(&first, BACK_MAX);

@@ -27,7 +27,7 @@ fn lockers(cluster: &Cluster) -> Vec<String> {
 /// client changes with each move. The disk reads the latest writes on every host.
 #[test]
 fn a_disk_on_rbd_moves_with_its_cache_and_one_host_has_the_lock() {
-    let cluster = Cluster::start(3);
+    let cluster = Cluster::shared();
     let authority = Authority::new("hosts");
     let (a, b) = (host(&authority), host(&authority));
     let file = a.path("disk.img");
@@ -78,9 +78,9 @@ fn a_disk_on_rbd_moves_with_its_cache_and_one_host_has_the_lock() {
     let third = lockers(&cluster);
     assert!(third.len() == 1 && third != second, "{second:?} and {third:?}");
     a.ctl(&["drain", "vm"]);
-    let seen: Vec<u8> =
-        (0..SIZE).step_by(MIB as usize).flat_map(|at| client.read(at, MIB as u32).unwrap()).collect();
-    assert!(seen == expected, "the disk is not what was written");
+    let seen: Vec<_> =
+        (0..SIZE).step_by(MIB as usize).map(|at| client.read(at, MIB as u32).unwrap()).collect();
+    assert!(seen.concat() == expected, "the disk is not what was written");
     drop((client, there));
     a.ctl(&["disk", "remove", "vm"]);
     assert!(cluster.export("disk") == expected, "nor is the image");

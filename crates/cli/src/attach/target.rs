@@ -85,6 +85,8 @@ fn plain(socket: PathBuf) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
 
     #[test]
@@ -106,7 +108,10 @@ mod tests {
     fn a_vm_of_proxmox_ve_has_the_lock_of_its_socket() {
         let target: Target = "pve:100".parse().unwrap();
         let socket: Target = format!("qmp:{}", proxmox::qmp(100).display()).parse().unwrap();
-        assert_eq!(target.locked(&[target.text.clone()]), socket.locked(&[socket.text.clone()]));
+        assert_eq!(
+            target.locked(slice::from_ref(&target.text)),
+            socket.locked(slice::from_ref(&socket.text))
+        );
     }
 
     #[test]

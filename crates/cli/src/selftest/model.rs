@@ -198,18 +198,20 @@ impl Model {
     fn stamp(&self, unit: u64, version: Version) -> [u8; UNIT_BYTES] {
         let mut bytes = [0; UNIT_BYTES];
         let head = [self.seed ^ MAGIC, unit, u64::from(version.0)];
-        for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
-            let value = match head.get(at) {
-                Some(value) => *value,
-                None => scatter(self.seed ^ unit << 32 ^ u64::from(version.0) << 8 ^ at as u64),
-            };
-            word.copy_from_slice(&value.to_le_bytes());
+        let seed = self.seed ^ unit << 32 ^ u64::from(version.0) << 8;
+        let (words, _) = bytes.as_chunks_mut::<8>();
+        // In a build without optimization, an index takes a third of the time of an iterator.
+        let mut at = 0;
+        while at < words.len() {
+            let value = if at < head.len() { head[at] } else { scatter(seed ^ at as u64) };
+            words[at] = value.to_le_bytes();
+            at += 1;
         }
         bytes
     }
 
     fn identify(&self, bytes: &[u8]) -> Found {
-        if bytes.iter().all(|byte| *byte == 0) {
+        if *bytes == [0; UNIT_BYTES] {
             return Found::Zeroes;
         }
         let word = |at: usize| u64::from_le_bytes(bytes[at * 8..][..8].try_into().expect("eight bytes"));

@@ -38,16 +38,16 @@ pub(super) const INFO: FigureInfo = FigureInfo {
 };
 
 fn cases(size: Size) -> Vec<Case> {
-    let requests = match size {
-        Size::Full => "requests=200000",
-        Size::Quick => "requests=4000",
+    let (requests, footprint, cache_size) = match size {
+        Size::Full => ("requests=200000", "footprint=2GiB", "cache=512MiB"),
+        Size::Quick => ("requests=4000", "footprint=64MiB", "cache=16MiB"),
     };
     let settings = ["scale=1", requests, "disks=1", "theta=0.6", "read-percent=70", "last-read-percent=70"];
     let case = |index: usize, cache| {
         let depth = if index == LIMITED { "depth=64" } else { "depth=4" };
         Case::new("contenders", &settings, cache, Backing::Remote(VOLUMES[index].1))
-            .set("footprint=2GiB")
-            .set("cache=512MiB")
+            .set(footprint)
+            .set(cache_size)
             .set(depth)
     };
     let all = 0..VOLUMES.len();

@@ -35,16 +35,16 @@ pub(super) const INFO: FigureInfo = FigureInfo {
 };
 
 fn cases(size: Size) -> Vec<Case> {
-    let requests = match size {
-        Size::Full => "requests=300000",
-        Size::Quick => "requests=20000",
+    let (requests, footprint, cache_size) = match size {
+        Size::Full => ("requests=300000", "footprint=128MiB", "cache=192MiB"),
+        Size::Quick => ("requests=20000", "footprint=16MiB", "cache=24MiB"),
     };
     let settings = ["scale=1", requests, "disks=1", "io=4KiB", "last-io=4KiB", "sweeps=3"];
     let case = |flash, depth| {
         let cache = CaseCache::Planned(flash);
         Case::new("contenders", &settings, cache, Backing::FixedNs(1_000_000))
-            .set("footprint=128MiB")
-            .set("cache=192MiB")
+            .set(footprint)
+            .set(cache_size)
             .set(depth)
     };
     let deep = DEVICES.iter().map(|(_, flash, depth, _)| case(*flash, *depth));

@@ -33,12 +33,12 @@ pub(super) const INFO: FigureInfo = FigureInfo {
              as many reads of blocks that are never read again; and moved to other blocks halfway, to see that a policy \
              adapts. A million reads; hits are those of popular blocks among the last fifth.",
     fitted: &[],
-    work: Work::Play { cases: |_| vec![], judge: |_| judge(["lru", "two-level-lru"], READS / 2) },
+    work: Work::Play { cases: |_| vec![], judge: |_| judge(READS / 2) },
 };
 
 /// A load of the figure.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mix {
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Mix {
     Popular,
     PassingToo,
     Moved,
@@ -46,7 +46,7 @@ enum Mix {
 
 /// Returns the share of the reads of popular blocks that are hits. In the load `Mix::Moved`, other
 /// blocks become the popular ones at read number `moved_at`.
-fn hits(policy: &str, load: Mix, moved_at: u64) -> Result<f64> {
+pub(super) fn hits(policy: &str, load: Mix, moved_at: u64) -> Result<f64> {
     let policy = PolicyKind::from_name(policy).context("a policy")?;
     let config = SimConfig {
         blocks: BLOCKS,
@@ -75,9 +75,18 @@ fn hits(policy: &str, load: Mix, moved_at: u64) -> Result<f64> {
     Ok(hit / popular)
 }
 
-/// Evaluates the hits of LRU and two-level LRU. Tests replace them by other policies. In one of the
-/// loads, other blocks become the popular ones at read number `moved_at`.
-pub(super) fn judge([lru, levels]: [&str; 2], moved_at: u64) -> Result<Findings> {
+/// Evaluates the hits of LRU and two-level LRU. In one of the loads, other blocks become the popular
+/// ones at read number `moved_at`.
+fn judge(moved_at: u64) -> Result<Findings> {
+    judge_hits(["lru", "two-level-lru"], |policy, load| hits(policy, load, moved_at))
+}
+
+/// Evaluates the hits of two policies, which are LRU and two-level LRU except in tests. `hits` returns
+/// the hits of a policy with a load.
+pub(super) fn judge_hits<'a>(
+    [lru, levels]: [&'a str; 2],
+    mut hits: impl FnMut(&'a str, Mix) -> Result<f64>,
+) -> Result<Findings> {
     let mut lines = Vec::new();
     let mut measured = Vec::new();
     let mut chart = BarChart::new("Hits of popular data", "read hits", Unit::Percent)
@@ -90,7 +99,7 @@ pub(super) fn judge([lru, levels]: [&str; 2], moved_at: u64) -> Result<Findings>
         ("popular data moved", Mix::Moved),
     ];
     for (name, load) in loads {
-        let both = [hits(lru, load, moved_at)?, hits(levels, load, moved_at)?];
+        let both = [hits(lru, load)?, hits(levels, load)?];
         for (policy, value) in ["LRU", "two-level LRU"].into_iter().zip(both) {
             lines.push(Line::new(format!("hits, {policy}, {name}"), Unit::Percent, value));
         }

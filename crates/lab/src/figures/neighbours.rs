@@ -29,15 +29,14 @@ fn reader_alone(setup: &mut Setup) {
 }
 
 fn cases(size: Size) -> Vec<Case> {
-    let requests = match size {
-        Size::Full => "requests=30000",
-        Size::Quick => "requests=2000",
+    let (requests, footprint, cache_size) = match size {
+        Size::Full => ("requests=30000", "footprint=256MiB", "cache=768MiB"),
+        Size::Quick => ("requests=2000", "footprint=16MiB", "cache=48MiB"),
     };
     let settings =
         ["scale=1", requests, "disks=2", "depth=16", "think-us=20000", "last-read-percent=0", "sweeps=1"];
     let array = Backing::Array(ArrayConfig::raid5_of_five_15k);
-    let case =
-        |cache| Case::new("contenders", &settings, cache, array).set("footprint=256MiB").set("cache=768MiB");
+    let case = |cache| Case::new("contenders", &settings, cache, array).set(footprint).set(cache_size);
     let cached = case(CaseCache::Planned(FlashConfig::sata_ssd()));
     vec![case(CaseCache::Off), Case { arrange: Some(reader_alone), ..cached }]
 }

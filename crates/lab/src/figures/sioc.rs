@@ -83,15 +83,15 @@ pub(super) fn equal(replay: &mut Replay) -> Result<(), CommandError> {
 }
 
 fn cases(size: Size) -> Vec<Case> {
-    let requests = match size {
-        Size::Full => "requests=60000",
-        Size::Quick => "requests=3000",
+    let (requests, footprint, cache_size) = match size {
+        Size::Full => ("requests=60000", "footprint=256MiB", "cache=384MiB"),
+        Size::Quick => ("requests=3000", "footprint=16MiB", "cache=24MiB"),
     };
     let array = Backing::Array(ArrayConfig::raid5_of_five_15k);
     let case = |begin| Case::new("contenders", &["scale=1", requests], CaseCache::Off, array).begin(begin);
     let flash = |begin| Case {
         cache: CaseCache::Planned(FlashConfig::sata_ssd()),
-        ..case(begin).set("cache=384MiB").set("footprint=256MiB").set("sweeps=1")
+        ..case(begin).set(cache_size).set(footprint).set("sweeps=1")
     };
     vec![
         case(shares_alone),

@@ -256,7 +256,7 @@ impl OpenDevice {
             Ok((superblock, _)) => format!("hob pool {} ({})", superblock.name, superblock.pool_uuid),
             Err(PoolError::NotAPool { .. }) => match recognise(&head) {
                 Some(name) => name.to_owned(),
-                None if head.iter().any(|byte| *byte != 0) => "unknown data".to_owned(),
+                None if !other_data::is_zero(&head) => "unknown data".to_owned(),
                 None => match self.data_in_file()? {
                     Some(what) => what,
                     None => return Ok(()),
