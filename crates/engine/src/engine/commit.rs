@@ -96,15 +96,14 @@ impl Engine {
     pub(super) fn pump_journal(&mut self, now: Instant, disk: DiskId) {
         loop {
             let it = self.disk_mut(disk);
-            let precedes_pages = it.opening.as_ref().is_some_and(|opening| opening.precedes_pages());
+            let controls_pages = it.opening.as_ref().is_some_and(|opening| opening.controls_pages());
             let copies = it.cache.as_ref().map_or(Copies::One, |cache| cache.config.copies);
             let Some((journal, index)) = it.journal_and_index() else { return };
             if journal.dead {
                 return self.fail_waiters(now, disk);
             }
-            // Pages that are written and committed now could make the new ring valid before the
-            // change is complete.
-            if precedes_pages {
+            // A page that is sealed here could make the new ring valid before its last commit.
+            if controls_pages && journal.round.is_none() {
                 return;
             }
             if journal.round.is_none() {
@@ -334,10 +333,10 @@ impl Engine {
                 self.event_out.push_back(Event::JournalCopyLost(id));
             }
             if !is_kept {
-                // The page that makes a new journal ring valid may already be on flash. So the old
+                // If the page that makes a new journal ring valid may already be on flash, the old
                 // ring cannot be used either.
                 if let Some(opening) = disk.opening.as_mut().filter(|_| !was_dead) {
-                    opening.distrusted = true;
+                    opening.distrusted |= opening.may_be_valid();
                 }
                 self.lose_journal(now, id);
             }

@@ -62,9 +62,10 @@ impl Opening {
         self.kind == Kind::Ring
     }
 
-    /// Returns true if the pages of a new journal ring may not be written yet.
-    pub(super) fn precedes_pages(&self) -> bool {
-        self.makes_ring() && matches!(self.stage, Stage::FlushBacking(..) | Stage::Rewrite)
+    /// Returns true if only the change itself may seal pages and begin commits, because flash must
+    /// not have a valid new journal ring yet.
+    pub(super) fn controls_pages(&self) -> bool {
+        self.makes_ring() && self.stage != Stage::LastCommit
     }
 
     /// Returns true if flash may have a complete new journal ring, also if its last write failed.
@@ -75,7 +76,10 @@ impl Opening {
     /// Records sectors whose clean copies are wrong. If the change fails, the old cache drops these
     /// copies too.
     pub(super) fn forget_if_abandoned(&mut self, ranges: &[(u64, u64)]) {
-        self.forget.extend_from_slice(ranges);
+        // A backing that hangs may report the same loss again and again.
+        if !self.forget.ends_with(ranges) {
+            self.forget.extend_from_slice(ranges);
+        }
     }
 }
 
@@ -403,8 +407,10 @@ impl Engine {
                     }
                     // The new journal ring has no older checksums, and nothing is written to flash
                     // now. So its dump records all known checksums.
-                    let cache = self.disk_mut(id).cache.as_mut().expect("the new cache exists");
-                    cache.index.prove_known();
+                    let (journal, index) =
+                        self.disk_mut(id).journal_and_index().expect("the new cache and its journal exist");
+                    index.prove_known();
+                    journal.writer.forget_before_dump();
                     Stage::Dump
                 }
                 Stage::Dump => match self.dump(now, id) {
@@ -424,9 +430,11 @@ impl Engine {
                         return self.pump_journal(now, id);
                     }
                     // Once a new ring is valid, the crash log must belong to it. So its change is
-                    // complete at once, and a later commit names the devices that failed a flush.
-                    let is_named = kind == Kind::Ring || journal.has_durable_names();
-                    let is_recorded = journal.writer.pending() == 0 && is_named;
+                    // complete at once, and a later commit records the rest.
+                    let is_recorded = match kind {
+                        Kind::Ring => journal.writer.exists(),
+                        _ => journal.writer.pending() == 0 && journal.has_durable_names(),
+                    };
                     if is_recorded && stage == Stage::LastCommit {
                         return self.complete(now, id, kind);
                     }

@@ -241,6 +241,14 @@ impl Writer {
         self.pending.push_back(change);
     }
 
+    /// Drops all pending changes before the first dump of a new ring begins. The dump shows the
+    /// index after these changes.
+    pub(crate) fn forget_before_dump(&mut self) {
+        assert!(self.sealed == 0, "the ring has no page");
+        self.pending.clear();
+        self.recorded = self.pushed;
+    }
+
     /// Records that the last change drops data of a block.
     fn note_drop(&mut self, block: BlockNo) {
         match self.dropped.back_mut() {

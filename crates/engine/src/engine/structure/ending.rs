@@ -20,6 +20,10 @@ impl Engine {
                 // From now on recovery finds the new ring, and assumes that the crash log belongs
                 // to this ring.
                 disk.save_records();
+                let journal = disk.journal.as_mut().expect("the new journal exists");
+                if !journal.has_durable_names() {
+                    journal.ask();
+                }
                 let cache = disk.cache.as_mut().expect("the new cache exists");
                 disk.recovering = None;
                 if cache.config.copies != Copies::One {

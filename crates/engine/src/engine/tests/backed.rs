@@ -460,6 +460,35 @@ fn a_change_that_waits_for_the_backing_writes_no_page_of_its_ring() {
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled, "the old cache forgets it too");
 }
 
+/// The first flush of the backing before a change fails and drops clean data. The dump of the new
+/// ring shows the cache without this data, so the ring has no records of the drops.
+#[test]
+fn a_new_ring_has_no_records_of_changes_before_its_dump() {
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteThrough, lazy());
+    bench.write_alone(0, 960 * KIB);
+    let more = vec![DataSegment { place: segment(1, 0), ordinal: 1, seconds_only: false }];
+    let grow = bench.start_change(CacheChange::Grow(more, Some(ring(2))));
+    let mut page_bytes = Vec::new();
+    let mut flushes = 0;
+    while let Some(io) = bench.ios.pop_front() {
+        match (io.target == backing(), io.op) {
+            (true, IoOp::Flush) => {
+                flushes += 1;
+                if flushes == 1 { bench.fail(io) } else { bench.end(io) }
+            }
+            (_, IoOp::WriteJournal) if bench.result(grow).is_none() => {
+                page_bytes.push(io.len);
+                bench.end(io);
+            }
+            _ => bench.end(io),
+        }
+    }
+    assert!(bench.result(grow).is_some_and(|result| result.is_ok()) && flushes == 2);
+    // One page dumps the frames, and one makes the ring valid.
+    assert_eq!(page_bytes, [4 * KIB, 4 * KIB]);
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+}
+
 #[test]
 fn a_bitmap_has_everything_after_a_loss() {
     let mut bench = Bench::bare(Limits::default());

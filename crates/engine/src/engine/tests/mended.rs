@@ -467,3 +467,23 @@ fn a_close_with_a_failed_flush_waits_for_the_name_of_the_device() {
         assert!(flushes > failed && pages_after > 0, "{flushes} flushes, {pages_after} pages");
     }
 }
+
+/// The only device of a new ring fails the flush of the ring's dump. The old ring is on another
+/// device, and flash has no page that makes the new ring valid, so the old ring stays in use.
+#[test]
+fn a_failed_flush_of_the_dump_of_a_new_ring_does_not_cost_the_old_ring() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    let other = (0..8).map(|i| segment(7, i * MIB)).collect();
+    let renew = bench.start_change(CacheChange::Shrink(0, Some(NewRing { copies: vec![other], ..ring(2) })));
+    while let Some(io) = bench.ios.pop_front() {
+        match (io.target, io.op) {
+            (Target::Flash(DeviceId(7)), IoOp::Flush) => bench.fail(io),
+            _ => bench.end(io),
+        }
+    }
+    assert_eq!(bench.result(renew).map(|it| it.map(drop)), Some(Err(CommandError::JournalFailed)));
+    assert!(!bench.events.contains(&Event::JournalLost(DISK)), "{:?}", bench.events);
+    assert_eq!(bench.write_alone(64 * KIB, 4 * KIB), Outcome::WriteBack);
+}
