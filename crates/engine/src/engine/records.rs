@@ -277,10 +277,11 @@ impl Journal {
         self.unsealed_marks || self.marks_in > self.durable
     }
 
-    /// Returns true if all records are durable.
+    /// Returns true if recovery would find all records. While a new ring is created, recovery finds
+    /// only the old one.
     pub(super) fn is_all_durable(&self) -> bool {
         let has_all = self.oldest.is_none() && self.writer.pending() == 0 && self.has_durable_names();
-        !self.dead && has_all && self.is_idle()
+        !self.dead && self.writer.exists() && has_all && self.is_idle()
     }
 
     /// Returns true if a guest's flush that arrives now must wait for a commit.

@@ -367,7 +367,8 @@ impl Engine {
                     if !disk.journal.as_ref().expect("a persistent cache has a journal").is_idle() {
                         return self.pump_journal(now, id);
                     }
-                    if disk.backed.flushed >= upto || kind == Kind::Void {
+                    // If the change fails, the old ring still has the zones' bypass marks.
+                    if kind != Kind::Ring && (disk.backed.flushed >= upto || kind == Kind::Void) {
                         disk.zones.clear();
                     }
                     self.prepare(now, id, kind)

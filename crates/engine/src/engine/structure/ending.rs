@@ -15,6 +15,8 @@ impl Engine {
             Kind::Ring => {
                 let cache = disk.cache.as_mut().expect("the new cache exists");
                 cache.index.hold_dirty();
+                // The backing was flushed, and the new ring has no bypass marks.
+                disk.zones.clear();
                 let size_bytes = disk.journal.as_ref().expect("the new journal exists").writer.disk_bytes();
                 disk.grow(size_bytes);
                 // From now on recovery finds the new ring, and assumes that the crash log belongs

@@ -2,7 +2,7 @@
 //! before they are served.
 
 use super::recovering::{Left, enable};
-use super::write_back::{backing, flash};
+use super::write_back::{backing, flash, ring};
 use super::*;
 use crate::command::Mode;
 
@@ -167,4 +167,22 @@ fn what_most_likely_differs_is_dropped_without_a_comparison() {
     assert_eq!(figures(&bench), (0, 0, 0));
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
     assert_eq!(bench.read_alone(16 * KIB, 8 * KIB), Outcome::Hit, "dirty data stays");
+}
+
+/// A change makes a new ring while the record that a stale sector was dropped is not durable. Until
+/// recovery would find the new ring, it would find the sector in the old one.
+#[test]
+fn a_dropped_sector_may_come_back_until_a_new_ring_is_valid() {
+    let mut bench = recovered(4 * MIB);
+    let io = bench.only_io();
+    bench.fail(io);
+    bench.engine.presume_stale(DISK);
+    let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(3))));
+    while let Some(io) = bench.ios.pop_front() {
+        assert_eq!(figures(&bench).0 > 0, bench.result(renew).is_none());
+        bench.end(io);
+    }
+    assert!(bench.result(renew).is_some_and(|result| result.is_ok()));
+    commit(&mut bench);
+    assert_eq!(figures(&bench), (0, 0, 0));
 }
