@@ -389,7 +389,8 @@ impl Bench {
         Ok(Setting { name: "write-back", size, seconds: self.seconds, runs, bars: &WRITE_BARS })
     }
 
-    /// Measures disks as FUSE files. All files are opened with O_DIRECT and used through libaio.
+    /// Measures disks as FUSE files. All files are opened with O_DIRECT. fio uses libaio for the
+    /// FUSE files, and io_uring for the bare file.
     fn fuse(&self, dir: &Path) -> Result<Setting> {
         let name = "a file";
         let (scratch, [data, copy, bare], size) =

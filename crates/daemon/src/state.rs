@@ -71,7 +71,9 @@ pub(crate) struct State {
     /// Swap areas of the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) swaps: Vec<SwapSpec>,
-    /// Definitions in hob.toml when it was last read, keyed by type and name.
+    /// Definitions of hob.toml when it was last read, as JSON, keyed by kind and name. Also has deleted
+    /// definitions whose objects still exist, dropped devices, and changes that were not made (the key
+    /// begins with `unapplied`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) definitions: BTreeMap<String, String>,
     /// Why caches that hob.toml defines could not be created, by disk.

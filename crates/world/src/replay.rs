@@ -39,8 +39,11 @@ use crate::queue::Queue;
 use crate::service::ServiceModel;
 pub use setup::{CacheSetup, DiskSetup, Setup, SetupError, segment_bytes};
 
-/// Number and size of the engine's own buffers. Guest requests use buffer 0.
+/// Number of buffers that the replay lends to the engine: buffers 1 to `LENT`. Guest requests use
+/// buffer 0.
 const LENT: u32 = 4;
+
+/// Size of each buffer that the replay lends, bytes.
 const LENT_BYTES: u32 = 1 << 20;
 
 /// Checksums of all sectors are equal, because the replay has no content. The array has one element

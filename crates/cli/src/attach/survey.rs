@@ -26,7 +26,8 @@ use crate::output::word;
 /// other growing formats, qemu-img cannot tell the maximum size of the file.
 const FORMATS: [&str; 4] = ["raw", "file", "host_device", "qcow2"];
 
-/// VM states, as QEMU reports them, in which hob attaches and detaches the VM's disks.
+/// VM states, as QEMU reports them, in which hob attaches and detaches the VM's disks. hob also
+/// detaches in the state `io-error`.
 const STATES: [&str; 2] = ["running", "paused"];
 
 /// A VM with its block graph.

@@ -268,7 +268,7 @@ struct Course {
     to_flash: f64,
 }
 
-/// Number of portions at the start of a run, and at its end, that are evaluated.
+/// Number of portions in a tenth of a run. The first, the last and the slowest tenth are evaluated.
 const ENDS: usize = 10;
 
 fn course(run: &Measured, scale: f64, unit: fn(&Portion) -> f64) -> Course {

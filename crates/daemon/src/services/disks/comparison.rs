@@ -195,8 +195,8 @@ async fn look(source: Source, samples: Vec<(u64, u32)>) -> Result<(Source, Sampl
 /// still compared sector by sector before its data is used.
 ///
 /// # Errors
-/// Returns an error if the backing can read none of the sectors, or reads fail for longer than
-/// [`FAILING_MAX`].
+/// Returns an error if the backing can read none of the sectors, or if a read fails more
+/// than [`FAILING_MAX`] after the start.
 fn differing(
     size_bytes: u64,
     samples: &[(u64, u32)],

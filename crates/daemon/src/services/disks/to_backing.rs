@@ -15,7 +15,7 @@ use crate::hardware::Backing;
 use crate::lease_clock::{LeaseClock, now};
 use crate::services::registry::{DiskPhase, Registry};
 
-/// Interval between two progress reports.
+/// Minimum interval between two progress reports.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// Progress of one pass over the dirty data of an offline disk, which checks the data or writes it

@@ -26,8 +26,8 @@ const LOWER_AFTER: Duration = Duration::from_secs(5);
 /// immediately.
 const LOWERED_MAX: u32 = 8;
 
-/// The number of guests without a report, as the engine reported it last. The number in the state
-/// file is a field of the disk's state.
+/// The number of guests that have not yet received the error of a failed flush, as the engine last
+/// stated it. The number in the state file is a field of the disk's state.
 #[derive(Debug, Default)]
 pub(in crate::services) struct UnreportedFailures {
     now: u32,
