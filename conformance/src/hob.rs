@@ -272,10 +272,12 @@ impl Hob {
         Process::start("hob record", &mut command).unwrap_or_else(|e| panic!("start hob: {e}"))
     }
 
-    /// Like `start_record`, and waits until the recording has begun.
+    /// Like `start_record`, and waits until the recording has begun. The daemon ends an earlier recording
+    /// only after the program has ended, so it might be taken for the new one.
     #[must_use]
     #[track_caller]
     pub fn record(&self, out: &Path, options: &[&str]) -> Process {
+        wait_for("the end of an earlier recording", || !self.is_recorded());
         let process = self.start_record(out, options);
         wait_for("a recording", || self.is_recorded());
         process

@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use conformance::data::empty_file;
@@ -179,17 +180,21 @@ impl Stage {
     /// Runs a command, which must succeed.
     #[track_caller]
     fn succeed(&self, command: impl Fn() -> Tool) -> Output {
+        let output = self.output(command);
+        assert!(output.success(), "{}\n{}", output.all(), self.vm.stderr());
+        output
+    }
+
+    /// Runs a command with any result, and repeats it if QEMU was too slow for it.
+    #[track_caller]
+    fn output(&self, command: impl Fn() -> Tool) -> Output {
         let start = Instant::now();
         loop {
             let output = command().output();
-            if output.success() {
+            if output.success() || !is_too_early(&output.stderr) {
                 return output;
             }
-            // Before the first step, hob waits five seconds for QEMU's greeting. On a busy host, an
-            // emulated VM may need longer.
-            let is_silent = output.stderr.contains("QEMU does not answer at");
-            let may_repeat = is_silent && start.elapsed() < STEP_MAX;
-            assert!(may_repeat, "{}\n{}", output.all(), self.vm.stderr());
+            assert!(start.elapsed() < STEP_MAX, "{}\n{}", output.all(), self.vm.stderr());
         }
     }
 
@@ -215,8 +220,22 @@ impl Stage {
     /// Returns `None` if the command ended before.
     #[track_caller]
     fn stopped_after(&self, verb: &str, steps: u32) -> Option<Process> {
-        let mut process = self.command(verb, &[]).env("HOB_ATTACH_STOP_AFTER", steps.to_string()).start();
-        has_stopped(verb, &mut process).then_some(process)
+        self.stopped(verb, &steps.to_string())
+    }
+
+    /// Like [`Stage::stopped_after`], where `each` stands for each number of steps.
+    #[track_caller]
+    fn stopped(&self, verb: &str, steps: &str) -> Option<Process> {
+        let start = Instant::now();
+        loop {
+            let mut process = self.command(verb, &[]).env("HOB_ATTACH_STOP_AFTER", steps).start();
+            let Some(status) = end_before_stop(verb, &mut process) else { return Some(process) };
+            if status.success() {
+                return None;
+            }
+            let may_repeat = is_too_early(&process.stderr()) && start.elapsed() < STEP_MAX;
+            assert!(may_repeat, "hob {verb}: {}\n{}", process.stderr(), self.vm.stderr());
+        }
     }
 
     /// Waits until the guest has completed another request.
@@ -304,19 +323,32 @@ impl Stage {
     }
 }
 
+/// Returns true if a failed command has taken no step because QEMU was too slow. Before the first step,
+/// hob waits five seconds for QEMU's greeting. On a busy host, an emulated VM may need longer.
+fn is_too_early(stderr: &str) -> bool {
+    stderr.contains("QEMU does not answer at")
+}
+
 /// Waits until a command has stopped itself or ended. Returns false if it has ended, which must be a
 /// success.
 #[track_caller]
 fn has_stopped(verb: &str, process: &mut Process) -> bool {
+    let end = end_before_stop(verb, process);
+    assert!(end.is_none_or(|status| status.success()), "hob {verb}: {}", process.stderr());
+    end.is_none()
+}
+
+/// Waits until a command has stopped itself or ended. Returns the status of a command that has ended.
+#[track_caller]
+fn end_before_stop(verb: &str, process: &mut Process) -> Option<ExitStatus> {
     let start = Instant::now();
     loop {
         if let Some(status) = process.poll() {
-            assert!(status.success(), "hob {verb}: {}", process.stderr());
-            return false;
+            return Some(status);
         }
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap_or_default();
         if stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')) {
-            return true;
+            return None;
         }
         assert!(start.elapsed() < STEP_MAX, "hob {verb} neither stops nor ends: {}", process.stderr());
         std::thread::sleep(Duration::from_millis(5));
@@ -465,7 +497,7 @@ fn a_daemon_that_is_killed_after_each_step_of_one_command_loses_nothing() {
     let mut stage = Stage::new(Given::DriveQcow2, "auto");
     for verb in ["attach", "detach"] {
         let steps = steps_until(&stage, verb, "continue the VM");
-        let mut process = stage.command(verb, &[]).env("HOB_ATTACH_STOP_AFTER", "each").start();
+        let mut process = stage.stopped(verb, "each").expect("the command stops");
         let mut step = 0;
         while has_stopped(verb, &mut process) {
             step += 1;
@@ -517,7 +549,7 @@ fn a_command_that_is_killed_at_any_step_is_continued_or_undone() {
 /// Returns the number of steps of a plan up to the step `last`, by a dry run.
 #[track_caller]
 fn steps_until(stage: &Stage, verb: &str, last: &str) -> u32 {
-    let dry = stage.command(verb, &["--dry-run"]).output();
+    let dry = stage.output(|| stage.command(verb, &["--dry-run"]));
     let mut steps = dry.stderr.lines().filter_map(|line| line.trim_start().split_once(". "));
     let found = steps.find(|(_, step)| step.starts_with(last));
     let (number, _) = found.unwrap_or_else(|| panic!("no step '{last}': {}", dry.all()));
@@ -592,7 +624,7 @@ fn refused_below_a_snapshot(given: Given, name: &str, value: &str) {
         monitor.ask("blockdev-snapshot-sync", snapshot);
     }
     for verb in ["attach", "detach"] {
-        let output = stage.command(verb, &[]).output();
+        let output = stage.output(|| stage.command(verb, &[]));
         assert!(!output.success(), "hob {verb} succeeded below a snapshot");
         assert!(output.stderr.contains("below a snapshot"), "{}", output.all());
         assert!(!output.stderr.contains("pause the VM"), "hob {verb} began: {}", output.all());
@@ -627,11 +659,11 @@ fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
     let _cores = cores();
     let stage = Stage::new(Given::Nodes, "auto");
     let refused = |verb: &str, more: &[&str]| {
-        let output = stage.command(verb, more).output();
+        let output = stage.output(|| stage.command(verb, more));
         assert!(!output.success(), "hob {verb} {more:?} succeeded");
         output.stderr
     };
-    let dry = stage.command("attach", &["--dry-run"]).output();
+    let dry = stage.output(|| stage.command("attach", &["--dry-run"]));
     assert!(dry.success() && dry.stderr.contains("pause the VM"), "{}", dry.all());
     // The pool has one device.
     for part in [
@@ -642,7 +674,7 @@ fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
         assert!(dry.stderr.contains(part), "{part}: {}", dry.stderr);
     }
     assert!(!stage.scratch.path("records/web-vda.json").exists(), "a dry run recorded something");
-    let dry = stage.command("attach", &["--dry-run", "--nbd", "/nowhere.sock"]).output();
+    let dry = stage.output(|| stage.command("attach", &["--dry-run", "--nbd", "/nowhere.sock"]));
     assert!(!dry.success() && dry.stderr.contains("/nowhere.sock"), "{}", dry.all());
     assert!(refused("attach", &["vdx"]).contains("has no disk vdx; it has: vda"));
     assert!(refused("attach", &["--method", "device"]).contains("possible: reopen"));
@@ -671,7 +703,8 @@ fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
     let (records, nbd) = (stage.scratch.text("records"), stage.scratch.text("nbd.sock"));
     let control = format!("unix:{}", stage.scratch.text("ctl.sock"));
     let args = ["attach", &liar, "--records", &records, "--nbd", &nbd, "--control", &control];
-    let output = Tool::new(binary().to_str().expect("a path")).args(args).limit(STEP_MAX).output();
+    let attach = || Tool::new(binary().to_str().expect("a path")).args(args).limit(STEP_MAX);
+    let output = stage.output(attach);
     assert!(!output.success() && output.stderr.contains("lies.img"), "{}", output.all());
     assert!(output.stderr.contains("not have this file open for writing"), "{}", output.stderr);
     assert!(!stage.daemon().ctl(&["disk", "list"]).contains("web-vda"), "the file is served");
@@ -718,18 +751,18 @@ fn a_vm_of_proxmox_ve_starts_with_the_storage_plugin_next_time() {
     let stage = Stage::new(Given::Proxmox, "auto");
     let file = stage.scratch.path("etc/pve/qemu-server/100.conf");
     let config = || std::fs::read_to_string(&file).expect("the configuration");
-    let refused = |tool: Tool| {
-        let output = tool.output();
+    let refused = |command: &dyn Fn() -> Tool| {
+        let output = stage.output(command);
         assert!(!output.success(), "it succeeded: {}", output.all());
         output.stderr
     };
     std::fs::write(&file, format!("lock: backup\n{PROXMOX_VM}")).unwrap();
-    let said = refused(stage.command("attach", &[]));
+    let said = refused(&|| stage.command("attach", &[]));
     assert!(said.contains("the lock 'backup'"), "{said}");
     std::fs::write(&file, PROXMOX_VM).unwrap();
 
     // If Proxmox VE refuses the change, the VM gets its image back.
-    let said = refused(stage.command("attach", &[]).env("PVE_STUB_FAILS", "1"));
+    let said = refused(&|| stage.command("attach", &[]).env("PVE_STUB_FAILS", "1"));
     assert!(said.contains("got timeout") && said.contains("nothing was changed"), "{said}");
     assert_eq!(config(), PROXMOX_VM);
     stage.guest_continues();
@@ -742,7 +775,7 @@ fn a_vm_of_proxmox_ve_starts_with_the_storage_plugin_next_time() {
 
     // Without a storage of the type `hob`, the configuration stays.
     std::fs::write(stage.scratch.path("etc/pve/storage.cfg"), "lvmthin: local\n\tvgname pve\n").unwrap();
-    let output = stage.command("attach", &[]).output();
+    let output = stage.output(|| stage.command("attach", &[]));
     let warning = "no storage of the type 'hob' has local as its base";
     assert!(output.success() && output.stderr.contains(warning), "{}", output.all());
     assert!(stage.daemon().ctl(&["disk", "list"]).contains("web-virtio0"));

@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use conformance::hob::binary;
 use conformance::process::{Output, Process};
@@ -95,9 +95,18 @@ impl Stage {
     fn output_for(&self, target: &str, verb: &str, more: &[&str]) -> Output {
         let (records, nbd) = (self.scratch.text("records"), self.scratch.text("nbd.sock"));
         let control = format!("unix:{}", self.scratch.text("ctl.sock"));
-        let hob = Tool::new(binary().to_str().expect("a path")).limit(STEP_MAX);
-        let hob = hob.args([verb, target, "--records", &records, "--control", &control]).args(more);
-        if verb == "attach" { hob.args(["--nbd", &nbd]).output() } else { hob.output() }
+        let start = Instant::now();
+        loop {
+            let hob = Tool::new(binary().to_str().expect("a path")).limit(STEP_MAX);
+            let hob = hob.args([verb, target, "--records", &records, "--control", &control]).args(more);
+            let output = if verb == "attach" { hob.args(["--nbd", &nbd]).output() } else { hob.output() };
+            // Before the first step, hob waits five seconds for QEMU's greeting. On a busy host, QEMU may
+            // need longer.
+            let is_too_early = output.stderr.contains("QEMU does not answer at");
+            if output.success() || !is_too_early || start.elapsed() > STEP_MAX {
+                return output;
+            }
+        }
     }
 
     #[track_caller]

@@ -266,6 +266,12 @@ fn hosts_with_a_hanging_write() -> (Etcd, Shared, TestHost, TestHost, Client) {
     guest.flush().unwrap();
     shared.store.signal(Signal::STOP);
     guest.send(0, CMD_WRITE, 0, BLOCK as u32, &filled(8)).unwrap();
+    let socket = a.text("ctl.sock");
+    wait_for("the write to be in flight", || {
+        let load = Tool::new("curl").args(["-s", "--unix-socket", &socket, "http://hob/v1/load"]).run();
+        let load: Value = serde_json::from_str(&load).unwrap_or_else(|e| panic!("{e}: {load}"));
+        load[0]["in_flight"].as_u64() >= Some(1)
+    });
     std::thread::sleep(Duration::from_secs(1));
     (etcd, shared, a, b, guest)
 }

@@ -73,6 +73,13 @@ impl Stage {
         nbdkit(&self.scratch.path("backing.sock"), &["file", &self.scratch.text("disk.img")])
     }
 
+    /// Starts an `nbdkit` like [`Stage::nbdkit`], each write of which takes at least `seconds`.
+    #[track_caller]
+    fn delayed_nbdkit(&self, seconds: u32) -> Process {
+        let (image, delay) = (self.scratch.text("disk.img"), format!("wdelay={seconds}"));
+        nbdkit(&self.scratch.path("backing.sock"), &["--filter=delay", "file", &image, &delay])
+    }
+
     fn uri(&self) -> String {
         format!("nbd+unix:///?socket={}", self.scratch.text("backing.sock"))
     }
@@ -405,11 +412,7 @@ fn restart_with_full_pool(stage: &Stage, write_delay: u32) -> (Daemon, Process, 
     drop(guest);
     daemon.kill();
     server.kill();
-    let delay = format!("wdelay={write_delay}");
-    let server = nbdkit(
-        &stage.scratch.path("backing.sock"),
-        &["--filter=delay", "file", &stage.scratch.text("disk.img"), &delay],
-    );
+    let server = stage.delayed_nbdkit(write_delay);
     (stage.scratch.start_daemon(), server, written)
 }
 
@@ -431,11 +434,13 @@ fn wait_until_online(daemon: &Daemon) {
 #[test]
 fn without_space_for_a_journal_dirty_data_is_on_the_backing_before_the_disk_is_served() {
     let stage = Stage::new();
-    // The start of the daemon waits a few seconds for its disks.
-    let (daemon, _server, written) = restart_with_full_pool(&stage, 10);
+    // The drain lasts longer than a busy host needs to see it.
+    let (daemon, mut server, written) = restart_with_full_pool(&stage, 600);
     wait_for_drain_before_service(&daemon);
     // The drain is repeated from its start.
     daemon.kill();
+    server.kill();
+    let _server = stage.delayed_nbdkit(3);
     let daemon = stage.scratch.start_daemon();
     wait_until_online(&daemon);
     assert!(stage.image()[DIRTY as usize..][..MIB as usize] == written, "the backing has the data");

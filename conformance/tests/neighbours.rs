@@ -80,8 +80,13 @@ struct Guest {
 
 impl Guest {
     fn connect(&self) -> Client {
-        wait_for("the export", || Client::connect(&self.address, "vm").is_ok());
-        Client::connect(&self.address, "vm").expect("the export is there")
+        // The daemon may be killed again just after a connection, so a second one may fail.
+        let mut client = None;
+        wait_for("the export", || {
+            client = Client::connect(&self.address, "vm").ok();
+            client.is_some()
+        });
+        client.expect("the export is there")
     }
 
     /// Selects a run of this guest: its first unit and its length.

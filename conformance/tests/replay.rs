@@ -15,6 +15,9 @@ use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
 
+/// Maximum number of replays in which the host may delay the first request.
+const ATTEMPTS_MAX: u32 = 5;
+
 fn stage() -> (Scratch, Hob) {
     let scratch = Scratch::new();
     noise_file(&scratch.path("disk.img"), SIZE, 91);
@@ -71,18 +74,22 @@ fn a_replayed_recording_is_recorded_the_same() {
     assert_eq!(first.requests.len(), 61);
     let (trace, uri) = (from.text("trace"), two.uri());
     for (pace, depth) in [("original", "1"), ("x4", "1"), ("asap", "1"), ("original", "64")] {
-        let mut report = Value::Null;
-        let second = recorded(&to, &two, || {
-            report = replay(&[&trace, "--target", &uri, "--pace", pace, "--depth", depth, "--allow-writes"]);
-        });
-        assert_eq!(second.requests, first.requests, "{pace}, depth {depth}");
-        assert_eq!((&report["answered"], &report["errors"]), (&61.into(), &0.into()), "{report}");
-        assert_eq!(report["lateness"].is_null(), pace == "asap", "{report}");
-        let span = |trace: &Trace| trace.at_ns.last().unwrap() - trace.at_ns[0];
-        let factor = if pace == "x4" { 4 } else { 1 };
-        // Requests are not sent early. The disk may receive the first of them late.
-        let enough = span(&first) / factor / 2;
-        assert!(pace == "asap" || span(&second) >= enough, "{pace}: {} of {}", span(&second), span(&first));
+        let is_paced = |_| {
+            let mut report = Value::Null;
+            let second = recorded(&to, &two, || {
+                let more = ["--pace", pace, "--depth", depth, "--allow-writes"];
+                report = replay(&[&[trace.as_str(), "--target", &uri][..], &more].concat());
+            });
+            assert_eq!(second.requests, first.requests, "{pace}, depth {depth}");
+            assert_eq!((&report["answered"], &report["errors"]), (&61.into(), &0.into()), "{report}");
+            assert_eq!(report["lateness"].is_null(), pace == "asap", "{report}");
+            let span = |trace: &Trace| trace.at_ns.last().unwrap() - trace.at_ns[0];
+            let factor = if pace == "x4" { 4 } else { 1 };
+            eprintln!("{pace}: {} ns of {} ns", span(&second), span(&first));
+            pace == "asap" || span(&second) >= span(&first) / factor / 2
+        };
+        // Requests are not sent early. On a busy host, the disk may receive the first of them late.
+        assert!((0..ATTEMPTS_MAX).any(is_paced), "{pace}, depth {depth}: requests are early, see above");
     }
     one.stop();
     two.stop();

@@ -202,6 +202,8 @@ fn a_driver_is_notified_of_replies_during_its_disconnection() {
     let mut driver = connect(&scratch);
     let nobody = EventFd::new(EFD_NONBLOCK).expect("an eventfd");
     driver.be_told_by(Some(&nobody)).expect("the server agrees");
+    // The server does not acknowledge the message. It signals a new eventfd when it has changed to it.
+    wait_for("the change to the other eventfd", || nobody.read().is_ok());
     while driver.is_told(Duration::from_millis(50)) {}
     driver.submit(0, Kind::Read, 0, 4096);
     driver.kick();
