@@ -32,9 +32,6 @@ const SEQUENTIAL: Load =
 const RANDOM: Load =
     Load { size: 11 * MIB, cache: "24M", rate: MIB / 2, write: 4096, stride: 1237, part: 384 };
 
-/// Maximum number of attempts of a comparison.
-const ATTEMPTS_MAX: usize = 3;
-
 impl Load {
     fn writes(&self) -> u64 {
         self.size / self.write
@@ -104,47 +101,25 @@ fn written(load: &Load, preset: &str, more: &[(&str, &str)]) -> Run {
 }
 
 /// Checks that the rate of a load falls with the split cache, which at least `bypassed_min` writes
-/// bypass, and does not fall with the unified cache. A busy host may slow the test down to the rate of
-/// the backing, so the test has several attempts.
+/// bypass, and does not fall with the unified cache.
 #[track_caller]
 fn check(load: &Load, bypassed_min: u64) {
-    let mut problems = Vec::new();
-    while problems.len() < ATTEMPTS_MAX {
-        match compared(load, bypassed_min) {
-            Ok(()) => return,
-            Err(problem) => problems.push(problem),
-        }
-    }
-    panic!("each attempt has a problem: {problems:#?}");
-}
-
-/// Compares the caches. Returns a description of a rate that is not as expected.
-#[track_caller]
-fn compared(load: &Load, bypassed_min: u64) -> Result<(), String> {
     let rate = load.rate as f64;
     let split = written(load, "vsan", &[]);
     let bypassed = load.writes() - split.to_flash;
-    if bypassed < bypassed_min {
-        return Err(format!("only {bypassed} writes bypassed the full buffer: {split:?}"));
-    }
+    assert!(bypassed >= bypassed_min, "{bypassed} writes bypassed the full buffer: {split:?}");
     // While the test's host stalls, nbdkit's filter saves up a burst of two seconds.
-    if split.last.all > 4.0 * rate {
-        return Err(format!("the rate of the backing is lower than that: {split:?}"));
-    }
-    if split.last.all >= 0.5 * split.first.without_stalls {
-        return Err(format!("the rate does not fall when the buffer is full: {split:?}"));
-    }
+    assert!(split.last.all <= 4.0 * rate, "the backing is no faster than that: {split:?}");
+    assert!(
+        split.last.all < 0.5 * split.first.without_stalls,
+        "the rate falls when the buffer is full: {split:?}"
+    );
     // One copy, as in the preset vsan: the pool has one device.
     let unified = written(load, "zbs", &[("--copies", "1")]);
     assert_eq!(unified.to_flash, load.writes(), "all writes go to flash: {unified:?}");
     let last = unified.last.without_stalls;
-    if last < 2.0 * split.last.all {
-        return Err(format!("the rate falls with the unified cache too: {unified:?}, {split:?}"));
-    }
-    if last < 2.0 * rate {
-        return Err(format!("the rate is that of the backing: {unified:?}"));
-    }
-    Ok(())
+    assert!(last >= 2.0 * split.last.all, "no fall: {unified:?}, {split:?}");
+    assert!(last >= 2.0 * rate, "not the rate of the backing: {unified:?}");
 }
 
 #[test]
