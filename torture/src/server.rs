@@ -216,7 +216,8 @@ impl State {
             return Ok(());
         }
         let connection = Arc::new(Connection {
-            writer: Mutex::new(stream.try_clone()?),
+            writer: stream.try_clone()?,
+            turns: Turns::default(),
             queue: Mutex::new(VecDeque::new()),
             ready: Condvar::new(),
             ended: AtomicBool::new(false),
@@ -280,14 +281,16 @@ impl State {
             self.unanswered.fetch_add(1, Ordering::SeqCst);
             let answer = self.execute(&request, connection);
             let Request { cookie, task, .. } = request;
-            drop(task);
             if let Some((error, data)) = answer {
                 let mut bytes = 0x6744_6698_u32.to_be_bytes().to_vec();
                 bytes.extend(error.to_be_bytes());
                 bytes.extend(cookie);
                 bytes.extend(data);
-                let send = || lock(&connection.writer).write_all(&bytes);
-                let _ = self.behaviour.lateness().reply(send);
+                let mut writer = &connection.writer;
+                connection.turns.run(|| {
+                    drop(task);
+                    let _ = self.behaviour.lateness().reply(|| writer.write_all(&bytes));
+                });
             }
             self.unanswered.fetch_sub(1, Ordering::SeqCst);
         }
@@ -352,10 +355,43 @@ struct Request {
 }
 
 struct Connection {
-    writer: Mutex<UnixStream>,
+    writer: UnixStream,
+    /// Order of the replies.
+    turns: Turns,
     queue: Mutex<VecDeque<Request>>,
     ready: Condvar,
     ended: AtomicBool,
+}
+
+/// Lets threads do something one at a time, in the order in which they ask. With a mutex, a thread
+/// that asks again at once overtakes those that wait, and can keep a finished reply from its client
+/// for seconds.
+#[derive(Debug, Default)]
+struct Turns {
+    inner: Mutex<TurnCounts>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct TurnCounts {
+    taken: u64,
+    ended: u64,
+}
+
+impl Turns {
+    fn run<T>(&self, work: impl FnOnce() -> T) -> T {
+        let mut counts = lock(&self.inner);
+        let own = counts.taken;
+        counts.taken += 1;
+        while counts.ended != own {
+            counts = self.ended.wait(counts).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(counts);
+        let result = work();
+        lock(&self.inner).ended += 1;
+        self.ended.notify_all();
+        result
+    }
 }
 
 impl Connection {
@@ -412,5 +448,36 @@ fn read_requests(
         };
         lock(&connection.queue).push_back(request);
         connection.ready.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_asks_again_does_not_overtake_the_others() {
+        let turns = Turns::default();
+        let order = Mutex::new(Vec::new());
+        let wait_for_taken = |taken| {
+            while lock(&turns.inner).taken < taken {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                turns.run(|| wait_for_taken(3));
+                turns.run(|| lock(&order).push(1));
+            });
+            scope.spawn(|| {
+                wait_for_taken(1);
+                turns.run(|| lock(&order).push(2));
+            });
+            scope.spawn(|| {
+                wait_for_taken(2);
+                turns.run(|| lock(&order).push(3));
+            });
+        });
+        assert_eq!(*lock(&order), [2, 3, 1]);
     }
 }

@@ -324,7 +324,7 @@ fn elsewhere(disk: &str, member: Option<&Member>) -> TakeError {
 fn refused(disk: &str, why: &Why) -> TakeError {
     match why {
         Why::Held(by, generation) => TakeError::OtherOwner {
-            why: format!("{} has the disk (generation {generation})", by.name),
+            why: format!("{} has it (generation {generation})", by.name),
             hint: "this host acquires the disk by itself when that host releases it or vanishes".to_owned(),
             how: OtherOwner::Served,
         },

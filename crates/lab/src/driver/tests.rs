@@ -307,7 +307,7 @@ fn neither_a_stop_nor_a_hang_up_waits_for_the_next_request() {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            thread::sleep(Duration::from_millis(100));
+            thread::sleep(Duration::from_secs(2));
             stop.store(true, Ordering::Relaxed);
         });
         let (times, ended) = timed(WILLING, [due_at(0), due_at(hour_ns)].into_iter(), 4, &stop);

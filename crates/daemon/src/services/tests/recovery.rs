@@ -497,7 +497,7 @@ fn another_backing_or_size_is_told_from_the_one_before() {
         };
         let bench = end(bench, false, |dir| swap(dir, 64)).await;
         let why = reason(&bench);
-        assert!(why.contains("its backing is another one"), "{why}");
+        assert!(why.contains("its backing is not the same as before"), "{why}");
         let bench = end(bench, false, |dir| swap(dir, 32)).await;
         let why = reason(&bench);
         assert!(why.contains("33554432 bytes and had 67108864"), "{why}");
