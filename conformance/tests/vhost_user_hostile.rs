@@ -200,22 +200,22 @@ fn a_driver_is_notified_of_replies_during_its_disconnection() {
     let serve = serve(&scratch);
     let mut hob = serve.start(&scratch);
     let mut driver = connect(&scratch);
-    let nobody = EventFd::new(EFD_NONBLOCK).expect("an eventfd");
-    driver.be_told_by(Some(&nobody)).expect("the server agrees");
+    let unwatched = EventFd::new(EFD_NONBLOCK).expect("an eventfd");
+    driver.be_told_by(Some(&unwatched)).expect("the server agrees");
     // The server does not acknowledge the message. It signals a new eventfd when it has changed to it.
-    wait_for("the change to the other eventfd", || nobody.read().is_ok());
+    wait_for("the change to the other eventfd", || unwatched.read().is_ok());
     while driver.is_told(Duration::from_millis(50)) {}
     driver.submit(0, Kind::Read, 0, 4096);
     driver.kick();
     wait_for("an answer", || driver.reap().is_some());
-    assert!(!driver.is_told(Duration::ZERO), "that was told to somebody else");
+    assert!(!driver.is_told(Duration::ZERO), "the other eventfd got the signal");
     driver.be_told_by(None).expect("the server agrees");
-    assert!(driver.is_told(PATIENCE), "nobody told of what was answered meanwhile");
+    assert!(driver.is_told(PATIENCE), "no signal for the requests that were answered meanwhile");
     // The same if the server ends after the reply and before the notification.
     hob.kill();
     hob = serve.start(&scratch);
     driver.reconnect(&scratch.path("vm.sock")).expect("the server takes it again");
-    assert!(driver.is_told(PATIENCE), "nobody told of what was answered by the one before");
+    assert!(driver.is_told(PATIENCE), "no signal for the requests that the former daemon answered");
     drop(driver);
     hob.stop();
 }
