@@ -10,9 +10,12 @@
 //!
 //! Changes are bounded, because each one drops cached data and rebuilds an index:
 //! - free segments are assigned at once;
-//! - other segments move only if the total value rises by more than [`GAIN_MIN`];
+//! - segments of another cache count only after the misses of the disk have filled the larger
+//!   cache, and only if the hit ratio rises by more than the error of the curve;
+//! - segments move only if the total value rises by more than [`GAIN_MIN`];
 //! - a cache changes by at least 1/[`CHANGE_MIN_PART`] of its size;
-//! - a repartitioning moves at most 1/[`MOVE_MAX_PART`] of the capacity between caches.
+//! - a repartitioning moves at most 1/[`MOVE_MAX_PART`] of the capacity between caches, or
+//!   1/[`MOVE_LARGE_PART`] if the gain is more than [`GAIN_LARGE`] times the loss.
 //!
 //! Sizes are in segments. A cache's limits (`min`, the size of its dirty data, `max`, and `pinned`)
 //! take precedence over values. See `docs/decisions/0056-shared-capacity.md`.
@@ -50,6 +53,13 @@ pub const CHANGE_MIN_PART: u64 = 16;
 /// Maximum capacity that a repartitioning takes from caches, as a part of the whole: one in this
 /// number.
 pub const MOVE_MAX_PART: u64 = 6;
+
+/// Maximum capacity that a repartitioning takes from caches if the gain is large, as a part of the
+/// whole: one in this number.
+pub const MOVE_LARGE_PART: u64 = 3;
+
+/// Ratio of gain to loss above which a gain is large.
+pub const GAIN_LARGE: f64 = 2.0;
 
 /// Shares of a cache whose settings specify none, as in QoS.
 pub const SHARES_DEFAULT: u32 = 1000;
@@ -177,10 +187,11 @@ impl Partitioner {
             let demand = self.demands.entry(member.disk).or_default();
             demand.update(elapsed_ns, self.segment_bytes, member);
         }
-        let cost = typical_cost(members);
-        let bidders: Vec<Bidder> =
-            members.iter().map(|member| self.demands[&member.disk].bidder(member, capacity, cost)).collect();
         let have: Vec<u64> = members.iter().map(|member| member.segments).collect();
+        let free = capacity.saturating_sub(have.iter().sum());
+        let cost = typical_cost(members);
+        let bidder = |member: &Member<'_>| self.demands[&member.disk].bidder(member, (capacity, free), cost);
+        let bidders: Vec<Bidder> = members.iter().map(bidder).collect();
         let mut targets = allocate(capacity, &bidders);
         keep_what_nobody_values(capacity, &have, &bidders, &mut targets);
         self.share_spare(capacity, members, &bidders, &mut targets);
@@ -287,7 +298,8 @@ fn steps(capacity: u64, have: &[u64], targets: &[u64], bidders: &[Bidder]) -> Ve
     let required: u64 =
         receivers.iter().filter(|&&i| must_grow(i)).map(|&i| bidders[i].least - have[i]).sum();
     let wanted = if is_worth_it { missing } else { required };
-    let mut may_take = wanted.saturating_sub(free).min((capacity / MOVE_MAX_PART).max(1));
+    let part = if gain > GAIN_LARGE * loss { MOVE_LARGE_PART } else { MOVE_MAX_PART };
+    let mut may_take = wanted.saturating_sub(free).min((capacity / part).max(1));
     for i in donors {
         let surplus = have[i] - targets[i];
         let forced = have[i].saturating_sub(bidders[i].most);

@@ -250,6 +250,55 @@ fn a_busy_disk_takes_over_from_an_idle_one_within_30_seconds() {
 }
 
 #[test]
+fn a_large_gain_moves_more_of_the_capacity_at_once() {
+    let mut pool = Pool::new(46, [420, 420, 0, 0].map(|rate| Disk::new(rate, 24)));
+    pool.seconds(300);
+    let before = pool.sizes();
+    assert!(before[0] + before[1] >= 42, "{before:?}");
+    for disk in &mut pool.disks {
+        disk.load.rate = 420 - disk.load.rate;
+    }
+    // 10 s until the new rates are higher than the old ones, and 4 rounds.
+    pool.seconds(18);
+    let after = pool.sizes();
+    assert!(after[2] + after[3] >= 36, "{after:?}");
+}
+
+#[test]
+fn gains_below_the_error_of_the_curves_move_nothing() {
+    let mut pool = Pool::new(100, [Disk::new(1000, 20_000), Disk::new(0, 20_000)]);
+    pool.seconds(60);
+    let (moved, sizes) = (pool.moved, pool.sizes());
+    // The disks are busy by turns, and a cache of the whole pool would have 0.5 % hits.
+    for _ in 0..6 {
+        for disk in &mut pool.disks {
+            disk.load.rate = 1000 - disk.load.rate;
+        }
+        for i in 0..30 {
+            for disk in &mut pool.disks {
+                disk.load.working_set = [16_000, 24_000][i % 2];
+            }
+            pool.round();
+        }
+    }
+    assert_eq!((pool.moved, pool.sizes()), (moved, sizes));
+}
+
+#[test]
+fn a_cache_grows_only_as_far_as_its_load_lasts_to_fill_it() {
+    let mut pool = Pool::new(100, [Disk::new(40, 100), Disk::new(0, 100)]);
+    pool.seconds(600);
+    assert!(pool.sizes()[0] >= 95, "{:?}", pool.sizes());
+    pool.disks[0].load.rate = 0;
+    pool.disks[1].load.rate = 40;
+    // The misses of the disk fill 10 segments in this time.
+    pool.seconds(60);
+    assert!(pool.sizes()[1] <= 30, "{:?}", pool.sizes());
+    pool.seconds(3600);
+    assert!(pool.sizes()[1] >= 85, "{:?}", pool.sizes());
+}
+
+#[test]
 fn a_steady_load_does_not_move_segments() {
     let mut pool = Pool::new(100, [Disk::new(1000, 80), Disk::new(900, 60), Disk::new(300, 30)]);
     pool.seconds(120);
