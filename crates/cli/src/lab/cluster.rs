@@ -31,12 +31,12 @@ const COMMIT_NS: u64 = 5_000_000;
 const WAY_NS: u64 = 300_000;
 
 /// Seconds until the load on etcd is steady when hosts poll.
-const LOOKS_WARM_S: u64 = 6;
-const LOOKS_STEADY_S: u64 = 6;
+const POLL_WARM_S: u64 = 6;
+const POLL_STEADY_S: u64 = 6;
 /// Seconds until the load on etcd is steady when hosts watch etcd, which then read all keys about
 /// once a minute.
-const NEWS_WARM_S: u64 = 75;
-const NEWS_STEADY_S: u64 = 60;
+const WATCH_WARM_S: u64 = 75;
+const WATCH_STEADY_S: u64 = 60;
 
 /// Maximum time in seconds that the model waits for a disk.
 const AFTER_S: u64 = 30;
@@ -147,8 +147,10 @@ impl Row {
     }
 }
 
-const LOOKS: &str = "look";
-const NEWS: &str = "hear";
+/// How hosts learn that a disk is free: each host asks etcd again and again.
+const POLL: &str = "poll";
+/// How hosts learn that a disk is free: etcd notifies the hosts.
+const WATCH: &str = "watch";
 
 pub(super) fn run(args: &ClusterArgs, global: &Global) -> anyhow::Result<()> {
     let stop = interruption()?;
@@ -157,7 +159,7 @@ pub(super) fn run(args: &ClusterArgs, global: &Global) -> anyhow::Result<()> {
     let bar = ProgressBar::new(plan.iter().map(|owners| owners.hosts as u64).sum()).with_style(style);
     let mut rows = Vec::new();
     for owners in plan {
-        let pacing = if owners.pacing == Pacing::Looks { LOOKS } else { NEWS };
+        let pacing = if owners.pacing == Pacing::Looks { POLL } else { WATCH };
         bar.set_message(format!("{} hosts that {pacing}, {} killed", owners.hosts, owners.killed));
         rows.push(Row::new(&owners, pacing, &play(&owners, || check(&stop))?));
         bar.inc(owners.hosts as u64);
@@ -188,12 +190,13 @@ fn plan(args: &ClusterArgs, hosts: u32) -> Vec<Owners> {
             commit_ns: COMMIT_NS,
             way_ns: WAY_NS,
         },
-        warm_s: LOOKS_WARM_S,
-        steady_s: LOOKS_STEADY_S,
+        warm_s: POLL_WARM_S,
+        steady_s: POLL_STEADY_S,
         after_s: AFTER_S,
         seed: 1,
     };
-    let news = Owners { pacing: Pacing::ClusterEvent, warm_s: NEWS_WARM_S, steady_s: NEWS_STEADY_S, ..looks };
+    let news =
+        Owners { pacing: Pacing::ClusterEvent, warm_s: WATCH_WARM_S, steady_s: WATCH_STEADY_S, ..looks };
     let quarter = Owners { killed: (hosts / 4) as usize, ..news };
     let mut plan = vec![looks, news];
     plan.extend((quarter.killed > 1).then_some(quarter));
@@ -201,8 +204,8 @@ fn plan(args: &ClusterArgs, hosts: u32) -> Vec<Owners> {
 }
 
 fn show(report: &Report) -> String {
-    let columns = "HOSTS:|DISKS:|THEY|KILLED:|ASKED/S:|KB/S:|BUSIEST/S:|KB/S:|AWAY P50 S:|P99 S:|MAX S:|\
-        TAKES A DISK:|LEASES LOST:";
+    let columns = "HOSTS:|DISKS:|METHOD|KILLED:|REQUESTS/S:|KB/S:|MAX/S:|KB/S:|OFFLINE P50 S:|P99 S:|MAX S:|\
+        TRANSACTIONS/DISK:|LEASES LOST:";
     let kilobytes = |bytes: f64| format!("{:.0}", bytes / 1e3);
     let seconds = |s: Option<f64>| s.map_or_else(|| format!("> {AFTER_S}"), |s| format!("{s:.1}"));
     let row = |row: &Row| {
@@ -246,9 +249,9 @@ fn draw_asked(report: &Report) -> String {
         report.known_by,
         report.lease_seconds
     ))
-    .curve(curve("looking", LOOKS, |row| row.steady.questions))
-    .curve(curve("hearing, fail-over", NEWS, |row| row.busiest.questions))
-    .curve(curve("hearing, steady", NEWS, |row| row.steady.questions));
+    .curve(curve("polling", POLL, |row| row.steady.questions))
+    .curve(curve("watching, failover", WATCH, |row| row.busiest.questions))
+    .curve(curve("watching, steady", WATCH, |row| row.steady.questions));
     curves(&chart)
 }
 
@@ -263,9 +266,9 @@ fn draw_away(report: &Report) -> String {
         report.lease_seconds, report.settle_seconds
     ));
     for (name, pacing, of) in [
-        ("looking: the last", LOOKS, (|row| row.away_max_s) as fn(&Row) -> Option<f64>),
-        ("hearing: the last", NEWS, |row| row.away_max_s),
-        ("hearing: half of them", NEWS, |row| row.away_p50_s),
+        ("polling: all disks", POLL, (|row| row.away_max_s) as fn(&Row) -> Option<f64>),
+        ("watching: all disks", WATCH, |row| row.away_max_s),
+        ("watching: half of the disks", WATCH, |row| row.away_p50_s),
     ] {
         chart = chart.curve(Curve::new(name, points(report, pacing, of)).dots());
     }
