@@ -70,7 +70,7 @@ fn the_size_for_the_target_and_the_largest_block_as_good() {
     let text = live_text(&advice);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in
-        ["now: none", "knee is at 64 MiB", "> 244 MiB", "'hob record'", "10 % of the disk's 4 KiB blocks"]
+        ["now: none", "knee of the curve is at 64 MiB", "> 244 MiB", "'hob record'", "10 % of the disk's 4 KiB blocks"]
     {
         assert!(words.contains(part), "{part}: {text}");
     }
