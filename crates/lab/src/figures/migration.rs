@@ -41,9 +41,10 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     source: "the vSphere Flash Read Cache study",
     published: "A live migration with the cache costs time and network in proportion to the whole reserved size, used or \
                 not.",
-    method: "Stands in for the original VM: the generator hm on caches of 2 to 32 GB, the larger ones with free space. Then \
-             the engine's list of valid data, hottest first, and its puller copy the cache: 8 pulls of at most 512 KB in \
-             flight, SATA SSDs on both hosts, a network of 10 Gbit/s.",
+    method: "The generator hm replaces the original VM. It runs on caches of 2 to 32 GB; the \
+             larger caches have free space. Then the engine's list of valid data, hottest first, \
+             and its puller copy the cache. There are 8 pulls of at most 512 KB in flight, SATA \
+             SSDs on both hosts, and a network of 10 Gbit/s.",
     fitted: &[HM_FITTED],
     work: Work::Play { cases, judge },
 };

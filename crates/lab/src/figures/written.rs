@@ -38,19 +38,21 @@ pub(super) const RANDOM: FigureInfo = FigureInfo {
     work: Work::Play { cases: random, judge: judge_random },
 };
 
-const METHOD: &str = "Stands in for the original load: fio-like writers that write every place once. One node in place of the \
-    source's three: the preset vsan on one disk group (894 GB of flash, two disks), the preset zbs on all of a node \
-    (1.5 TiB on two flash devices, four disks). vSAN has 300 GB of random writes, as in the source, and 500 GB of \
-    sequential ones, so that what follows its fall is seen. zbs writes 500 GB, and in a third run goes on until its one \
-    space is full. With random writes, it also runs with destaging from 90 % of its room on instead of 20 %. \
-    The source names the drives. The Intel D3-S4610 of 960 GB has 96 000 random reads and 51 000 random writes \
-    a second (Intel ARK, product 134917, as others cite it); 510 MB/s of writes are from a shop, 560 MB/s of reads assumed. No data sheet of the \
-    Toshiba SAS disk of 2.4 TB was found. A report on Toshiba gives 10 500 rpm for its series AL15SE, and a test the same \
-    for another SAS disk of 2.4 TB (Seagate Exos 10E2400). 260 MiB/s at the outer edge are assumed, and the seek times are \
-    those of the manual of another 10K disk (Seagate Savvio 10K.4). vSAN therefore also runs on disks that are 20 % slower \
-    and 20 % faster. \
-    The source gives no queue depth: 32 writes of 256 KB, or 128 of 4 KB, are under way. There is no network, and no \
-    copy on another node.";
+const METHOD: &str = "A load like that of fio replaces the original load. Its clients write \
+    every block of a range once. One node replaces the source's three. The preset vsan is on one \
+    disk group (894 GB of flash, two disks), and the preset zbs on a whole node (1.5 TiB on two \
+    flash devices, four disks). vSAN has 300 GB of random writes, as in the source, and 500 GB \
+    of sequential writes, to show its rate after the fall. ZBS writes 500 GB, and in a third run \
+    it writes until its flash is full. With random writes, ZBS also runs with destaging from 90 \
+    % of its flash on instead of 20 %. The source names the drives. The Intel D3-S4610 of 960 GB \
+    does 96 000 random reads and 51 000 random writes a second (Intel ARK, product 134917, as \
+    others cite it). Its 510 MB/s of writes are from a shop, and 560 MB/s of reads are assumed. \
+    No data sheet of the Toshiba SAS disk of 2.4 TB was found. A report on Toshiba gives 10 500 \
+    rpm for its series AL15SE, and a test the same for another SAS disk of 2.4 TB (Seagate Exos \
+    10E2400). 260 MiB/s at the outer edge are assumed, and the seek times are those of the \
+    manual of another 10K disk (Seagate Savvio 10K.4). vSAN therefore also runs on disks that \
+    are 20 % slower and 20 % faster. The source gives no queue depth; here, 32 writes of 256 KB, \
+    or 128 of 4 KB, are in flight. There is no network, and no copy on another node.";
 
 /// Reason why ZBS is a little slower from 20 % on, as printed on the page.
 const DESTAGE_REASON: &str = "From a fifth of its room on, the preset zbs destages, and reads flash for it. The writers here \
