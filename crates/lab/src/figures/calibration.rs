@@ -35,9 +35,10 @@ pub(super) const INFO: FigureInfo = FigureInfo {
 };
 
 /// Reason why the first pass is faster in hob than in the publication.
-const COLD_REASON: &str = "The source lost half its reads a second while its cache was empty. hob does not: the disks do \
-    as many reads a second in the first pass as without a cache, because hob answers a miss as soon as the disks have, \
-    and copies the data to flash after the answer. Reads beyond those of the disks are hits.";
+const COLD_REASON: &str = "The source did only half as many reads a second while its cache was \
+    empty. With hob, the disks do as many reads a second in the first pass as without a cache. \
+    hob answers a miss as soon as the disks have answered, and copies the data to flash \
+    afterwards. The other reads of the pass are hits.";
 
 fn cases(size: Size) -> Vec<Case> {
     let scale = match size {

@@ -53,9 +53,10 @@ const BUSY_THETA: &str = "theta=1.27";
 fn utilisation_reason(share: f64, utilisation: f64) -> String {
     let [share, utilisation] = [share, utilisation].map(|value| Unit::Percent.text(value));
     format!(
-        "The disks are busy with the requests that miss flash. If the load has less skew, so that DRAM and flash serve \
-         only {share} of the requests, the utilisation is {utilisation}, within a fifth of the published one. The source \
-         gives its hits as near 100 %, so its disks also did work that it does not describe and that is not modelled here."
+        "The disks serve only the requests that miss flash. With less skew, DRAM and flash serve \
+         only {share} of the requests, and the utilisation is {utilisation}, within a fifth of \
+         the published one. The source states hits near 100 %. So its disks also had work that \
+         it does not describe, and that is not modelled here."
     )
 }
 

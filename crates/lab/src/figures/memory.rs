@@ -69,8 +69,9 @@ pub(super) fn judge(factor: f64) -> Result<Findings> {
     lines[first] = lines[first].clone().explained(
         is_per_block && shares[first].1 < PUBLISHED_4K,
         format!(
-            "hob keeps {per_block:.0} bytes for each block and 4 for each sector, from which the memory for every block \
-             size follows. The published share is more than 82 bytes for each block of 4 KB."
+            "hob uses {per_block:.0} bytes for each block and 4 for each sector. These two \
+             numbers give the memory for every block size. The published share is more than 82 \
+             bytes for each block of 4 KB."
         ),
     );
     lines.push(Line::new("memory of one block, without checksums", Unit::Bytes, per_block));

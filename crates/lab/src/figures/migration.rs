@@ -16,9 +16,9 @@ use super::{FigureInfo, Findings, HM_FITTED, Size, Work};
 use crate::picture::{Axis, Curve, CurveChart, Unit, curves};
 
 /// Reason why a larger cache does not take longer, as printed on the page.
-const DATA_REASON: &str = "hob copies the valid data and not the reserved size. Both caches hold the same data, which fits \
-    into 16 GB, and the copies are equally long. A copy of all blocks of the same caches, used or not, takes the published \
-    time.";
+const DATA_REASON: &str = "hob copies only the valid data, whatever the reserved size is. Both \
+    caches have the same data, which fits into 16 GB, so both copies take the same time. A copy \
+    of all blocks of the same caches takes the published time.";
 
 const GIB: f64 = 1_073_741_824.0;
 /// Maximum length of one pull, and number of pulls in flight, as in the daemon.
