@@ -45,10 +45,10 @@ const AFTER_S: u64 = 30;
 /// offline
 ///
 /// One host serves each disk, and some other hosts are also configured with the disk. There are
-/// three runs for each number of hosts. In the first run, each host asks etcd once a second about
-/// every disk that it waits for, and one host is killed. In the second run, the hosts watch etcd, as
-/// hob does, and one host is killed. In the third run, the hosts watch etcd, and a quarter of the
-/// hosts is killed. Backings and caches are not simulated.
+/// three runs for each number of hosts. In the run `poll`, each host asks etcd once a second about
+/// every disk that it waits for, and one host is killed. In the first run `watch`, the hosts watch
+/// etcd, as hob does, and one host is killed. In the second run `watch`, a quarter of the hosts is
+/// killed. Backings and caches are not simulated.
 #[derive(Debug, Args)]
 pub(crate) struct ClusterArgs {
     /// Numbers of hosts
