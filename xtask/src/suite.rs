@@ -114,7 +114,8 @@ pub(crate) fn build_hob() -> Result<()> {
         let from = build_program("hob", features)?;
         // A running hob still uses the old file, so the file is removed and not overwritten.
         let _ = fs::remove_file(&to);
-        fs::copy(&from, &to).with_context(|| format!("copy {} to {}", from.display(), to.display()))?;
+        fs::copy(&from, &to)
+            .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     }
     Ok(())
 }
@@ -249,7 +250,7 @@ pub(crate) fn release() -> Result<PathBuf> {
 
 /// Returns the names of the test files in a directory, without those of other steps.
 fn files(dir: &Path) -> Result<Vec<String>> {
-    let entries = fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;
+    let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut files: Vec<String> = names
         .filter_map(|name| Some(name.strip_suffix(".rs")?.to_owned()))

@@ -373,7 +373,7 @@ impl Default for State {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StateError {
     /// A system call failed.
-    #[error("cannot {doing} {}: {source}", path.display())]
+    #[error("cannot {doing} {path}: {source}")]
     Io {
         /// The failed action.
         doing: &'static str,
@@ -381,7 +381,7 @@ pub(crate) enum StateError {
         source: io::Error,
     },
     /// The file has an invalid format or an unknown version.
-    #[error("{} is malformed ({what}); repair it, or move it away to start without pools and disks", path.display())]
+    #[error("{path} is malformed ({what}); repair it, or move it away to start without pools and disks")]
     Broken { path: PathBuf, what: String },
 }
 

@@ -61,7 +61,7 @@ pub(crate) enum ListenError {
     #[error("another process listens on {0}; stop that daemon or choose another socket")]
     InUse(Endpoint),
     /// The path is a file that is not a socket. hob does not replace the file.
-    #[error("{} exists and is not a socket; remove it or choose another path", .0.display())]
+    #[error("{0} exists and is not a socket; remove it or choose another path")]
     NotASocket(PathBuf),
     /// The system call failed.
     #[error("cannot listen on {endpoint}: {source}")]

@@ -69,10 +69,10 @@ pub(crate) enum TlsError {
     #[error(transparent)]
     NotRegular(OpenError),
     /// Every user can read a secret file.
-    #[error("every user can read {}; chmod it to 0600, or 0640 for a group", .0.display())]
+    #[error("every user can read {0}; chmod it to 0600, or 0640 for a group")]
     Exposed(PathBuf),
     /// The content of the files is unusable.
-    #[error("cannot use {} with {}: {source}", cert.display(), key.display())]
+    #[error("cannot use {cert} with {key}: {source}")]
     Unusable {
         /// The certificate's file.
         cert: PathBuf,
@@ -81,7 +81,7 @@ pub(crate) enum TlsError {
         source: rustls::Error,
     },
     /// The certificate authorities are unusable.
-    #[error("cannot use the CA certificates in {}: {why}", path.display())]
+    #[error("cannot use the CA certificates in {path}: {why}")]
     Authorities {
         /// The file with the certificate authorities.
         path: PathBuf,
