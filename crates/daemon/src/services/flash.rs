@@ -17,7 +17,7 @@ use hob_engine::units::DeviceId;
 use hob_storage::pool::recovery::Recovery;
 use hob_storage::pool::{
     Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, SwapArea, check_all_answer,
-    check_answers,
+    check_answers, check_returned,
 };
 
 use crate::api_error::{ApiError, Result, conflict, failed};
@@ -190,6 +190,30 @@ impl Flash {
                 *pool = Some(made);
                 Ok(id)
             }
+        })
+        .await
+    }
+
+    /// Formats a device of this pool that failed and has returned, and adds it again. `uuid` is the
+    /// device's former UUID.
+    pub(super) async fn add_returned(
+        &self,
+        path: PathBuf,
+        uuid: String,
+    ) -> Result<(DeviceId, Vec<DeviceInfo>)> {
+        self.with(move |place| {
+            let id = match place {
+                Some(pool) => pool.add_returned(&path, &uuid).map_err(refuse)?,
+                None => {
+                    let pool = Pool::of_returned(&path, &uuid).map_err(refuse)?;
+                    let id = pool.devices()[0].id;
+                    *place = Some(pool);
+                    id
+                }
+            };
+            // Allocation stays off, as in `add_device`.
+            place.iter_mut().for_each(|pool| set(pool, id, Admission::Out));
+            Ok(id)
         })
         .await
     }
@@ -528,6 +552,11 @@ async fn blocking_boxed<T: Send + 'static>(work: Box<dyn FnOnce() -> T + Send>) 
 pub(super) async fn check_devices_answer(paths: Vec<PathBuf>) -> Result<()> {
     let answers = blocking(move || check_all_answer(&paths, answer_max())).await?;
     answers.into_iter().collect::<Result<(), String>>().map_err(ApiError::failed)
+}
+
+/// Returns an error if the device with this UUID, which failed, has not returned to `path`.
+pub(super) async fn check_device_returned(path: PathBuf, uuid: String) -> Result<()> {
+    blocking(move || check_returned(&path, &uuid, answer_max())).await?.map_err(ApiError::failed)
 }
 
 /// Returns true if all paths are devices of hob pools that can be opened.
