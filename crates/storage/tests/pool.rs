@@ -105,7 +105,11 @@ fn a_returned_device_is_empty_and_has_a_new_id() {
         check_returned(&a, &uuid, LIMIT).unwrap();
         let busy = pool.add_returned(&a, &uuid);
         assert!(matches!(busy, Err(PoolError::InUse { .. })), "{busy:?}");
-        pool.close_device(DeviceId(0)).unwrap();
+        let mut lost = pool.segments_of(OwnerId(1));
+        lost.retain(|segment| segment.device == DeviceId(0));
+        let needed = pool.close_failed(DeviceId(0), &lost[1..]);
+        assert!(matches!(needed, Err(PoolError::DeviceBusy { segments: 1, .. })), "{needed:?}");
+        pool.close_failed(DeviceId(0), &lost).unwrap();
 
         // Another device is at the path, or the device has another size.
         for (other, part) in [("0".repeat(36), "another device"), (uuid.clone(), "another size")] {

@@ -194,6 +194,20 @@ impl Flash {
         .await
     }
 
+    /// Closes a device that has failed, and keeps its content. Refuses if segments other than `lost`
+    /// are in use.
+    pub(super) async fn close_failed(&self, id: DeviceId, lost: Vec<Segment>) -> Result<()> {
+        let closed = self.with(move |place| {
+            let Some(pool) = place.as_mut().filter(|pool| has(pool, id)) else { return Ok(()) };
+            pool.close_failed(id, &lost).map_err(refuse)?;
+            if pool.devices().is_empty() {
+                *place = None;
+            }
+            Ok(())
+        });
+        closed.await.map(drop)
+    }
+
     /// Formats a device of this pool that failed and has returned, and adds it again. `uuid` is the
     /// device's former UUID.
     pub(super) async fn add_returned(

@@ -4,15 +4,38 @@
 //! The content of the device is older than the caches, which continued without the device. So the
 //! device is formatted, and gets a new id and a new UUID.
 
+use std::collections::HashSet;
 use std::path::Path;
 
+use hob_engine::command::Segment;
 use hob_engine::units::DeviceId;
 
 use super::device::OpenDevice;
-use super::format::Superblock;
+use super::format::{Entry, Superblock};
+use super::segments::segment_at;
 use super::{Pool, PoolError};
 
 impl Pool {
+    /// Closes a device that has failed, and leaves its content unchanged. `lost` are segments that
+    /// their caches do not use any more.
+    ///
+    /// # Errors
+    /// Returns `DeviceBusy` if other segments of the device are in use, or `NoSuchDevice`.
+    pub fn close_failed(&mut self, id: DeviceId, lost: &[Segment]) -> Result<(), PoolError> {
+        let at = self.position(id)?;
+        let device = &self.devices[at];
+        let lost: HashSet<&Segment> = lost.iter().collect();
+        let entries = device.table.entries().iter().enumerate();
+        let taken = entries.filter(|(_, entry)| **entry != Entry::Free);
+        let used = taken.filter(|(index, _)| !lost.contains(&segment_at(device, *index)));
+        let segments = used.count() as u64;
+        if segments > 0 {
+            return Err(PoolError::DeviceBusy { device: id, segments });
+        }
+        self.devices.remove(at);
+        Ok(())
+    }
+
     /// Formats a device that the pool has closed, and adds the device to the pool again. `uuid` is
     /// the former UUID of the device.
     ///
