@@ -180,7 +180,7 @@ impl Pools {
         path: &Path,
         uuid: String,
     ) -> Result<(), (ApiError, Option<String>)> {
-        let before = |error: ApiError| (error, None);
+        let before = |error: ApiError| (error, None::<String>);
         let (flash, chosen) = {
             let inner = self.registry.inner();
             let entry = inner.pool(pool).map_err(before)?;
