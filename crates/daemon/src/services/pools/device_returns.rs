@@ -205,9 +205,10 @@ impl ReturnWatch {
                 "is not usable: {why}; hob formats it and uses it again after it has answered for {wait} s; \
                  {remove} removes it from the pool"
             ),
-            (None, Some(_)) if self.was_away => {
-                format!("answers again; hob formats it and uses it again after it has answered for {wait} s")
-            }
+            (None, Some(_)) if self.was_away => format!(
+                "answers again; hob formats it and uses it again after it has answered for {wait} s; \
+                 {remove} removes it from the pool"
+            ),
             (None, _) => format!(
                 "has answered all checks since then, so it counts as failing and does not return by itself; \
                  remove it from the pool with {remove}"
