@@ -16,13 +16,18 @@ use tokio::time::Instant;
 use super::Pools;
 use super::device_returns::DevicePath;
 use super::devices::no_device;
-use crate::api_error::{ApiError, Result, conflict};
+use crate::api_error::{ApiError, ErrorKind, Result, conflict};
 use crate::background::spawn;
 use crate::services::flash::check_device_returned;
 use crate::services::registry::{DeviceEntry, OPENING};
 
 /// Interval between two checks of a fenced device.
 pub(in crate::services) const RETURN_EVERY: Duration = Duration::from_secs(10);
+
+/// Number of attempts to open a device that hob has just closed, and the pause between two of them.
+/// The kernel closes the descriptors of shards, which lock the device, a moment later.
+const OPEN_TRIES: u32 = 20;
+const OPEN_EVERY: Duration = Duration::from_millis(250);
 
 impl Pools {
     /// Starts the checks of a device of this host that was fenced for this reason.
@@ -187,7 +192,15 @@ impl Pools {
             let device = entry.devices.iter().find(|device| device.path == path);
             (entry.flash.clone(), device.ok_or_else(|| before(no_device(pool, path)))?.admission)
         };
-        let (id, devices) = flash.add_returned(path.to_owned(), uuid).await.map_err(before)?;
+        let mut tries = 1..OPEN_TRIES;
+        let (id, devices) = loop {
+            match flash.add_returned(path.to_owned(), uuid.clone()).await {
+                Err(error) if error.kind == ErrorKind::Conflict && tries.next().is_some() => {
+                    tokio::time::sleep(OPEN_EVERY).await;
+                }
+                added => break added.map_err(before)?,
+            }
+        };
         let info = devices.into_iter().find(|device| device.id == id);
         let info = info.ok_or_else(|| before(ApiError::failed("the device went offline again")))?;
         if let Err(error) = self.connect_device(pool, &info, chosen).await {
