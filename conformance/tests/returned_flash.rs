@@ -1,5 +1,5 @@
-//! A device of a pool fails while hob uses it, and works again later: hob fences the device, and uses
-//! it again by itself, but not its content.
+//! A device of a pool fails while hob uses it, and works again later: hob fences the device, and
+//! uses it again by itself, but not its content.
 
 use std::fs::OpenOptions;
 use std::time::Duration;

@@ -194,8 +194,8 @@ impl Flash {
         .await
     }
 
-    /// Closes a device that has failed, and keeps its content. Refuses if segments other than `lost`
-    /// are in use.
+    /// Closes a device that has failed, and keeps its content. Refuses if segments other than
+    /// `lost` are in use.
     pub(super) async fn close_failed(&self, id: DeviceId, lost: Vec<Segment>) -> Result<()> {
         let closed = self.with(move |place| {
             let Some(pool) = place.as_mut().filter(|pool| has(pool, id)) else { return Ok(()) };

@@ -123,8 +123,8 @@ impl Pools {
         self.returns.with(device, |watch| watch.note_obstacle(error.to_string()));
     }
 
-    /// Closes a fenced device in the pool and in the shards. Refuses if a cache may need data on the
-    /// device. The caller holds the pool's operation guard.
+    /// Closes a fenced device in the pool and in the shards. Refuses if a cache may need data on
+    /// the device. The caller holds the pool's operation guard.
     async fn close_fenced(&self, pool: &str, path: &Path) -> Result<()> {
         self.swap.check_none(pool, Some(path))?;
         let (flash, ids) = {
