@@ -128,7 +128,7 @@ impl Pools {
                     });
                 }
             }
-            _ => tracing::error!("pool {pool}: {path}: {reason}"),
+            _ => tracing::error!("pool {pool}: {path}: {reason} (see 'hob health')"),
         }
     }
 
