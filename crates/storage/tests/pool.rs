@@ -10,6 +10,7 @@ use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::{
     Admission, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, check_returned, device_bytes_for,
+    is_disconnected,
 };
 
 const MIB: u64 = 1 << 20;
@@ -105,6 +106,9 @@ fn a_returned_device_is_empty_and_has_a_new_id() {
         check_returned(&a, &uuid, LIMIT).unwrap();
         let busy = pool.add_returned(&a, &uuid);
         assert!(matches!(busy, Err(PoolError::InUse { .. })), "{busy:?}");
+        let former = || pool.file(DeviceId(0)).unwrap().here().unwrap().file;
+        assert!(!is_disconnected(&a, former(), LIMIT));
+        assert!(is_disconnected(&a, tempfile::tempfile().unwrap().into(), LIMIT));
         let mut lost = pool.segments_of(OwnerId(1));
         lost.retain(|segment| segment.device == DeviceId(0));
         let needed = pool.close_failed(DeviceId(0), &lost[1..]);

@@ -17,7 +17,7 @@ use hob_engine::units::DeviceId;
 use hob_storage::pool::recovery::Recovery;
 use hob_storage::pool::{
     Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, SwapArea, check_all_answer,
-    check_answers, check_returned,
+    check_answers, check_returned, is_disconnected,
 };
 
 use crate::api_error::{ApiError, Result, conflict, failed};
@@ -192,6 +192,13 @@ impl Flash {
             }
         })
         .await
+    }
+
+    /// Returns true if the descriptors of a device, which answers at its path, do not work any more.
+    pub(super) async fn is_disconnected(&self, id: DeviceId, path: PathBuf) -> bool {
+        let Ok(file) = self.file(id).await else { return false };
+        let Some(local) = file.here() else { return false };
+        blocking(move || is_disconnected(&path, local.file, answer_max())).await.unwrap_or_default()
     }
 
     /// Closes a device that has failed, and keeps its content. Refuses if segments other than

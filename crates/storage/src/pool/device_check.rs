@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -59,6 +60,17 @@ pub fn check_returned(path: &Path, uuid: &str, limit: Duration) -> Result<(), St
         Some(Err(error)) => Err(format!("{}: {error}", path.display())),
         None => Err(format!("{} has not answered a read within {} s", path.display(), limit.as_secs())),
     }
+}
+
+/// Returns true if a read through `file` fails, which was opened before the device at `path` failed.
+/// If the device answers at its path, it was removed from the host and connected again: the kernel
+/// does not connect it to former descriptors. Returns false if the read does not end within `limit`.
+pub fn is_disconnected(path: &Path, file: OwnedFd, limit: Duration) -> bool {
+    let read = move |_: &Path| {
+        let mut page = AlignedBuffer::new(PAGE_BYTES);
+        File::from(file).read_exact_at(page.bytes_mut(), SUPERBLOCK_OFFSETS[1] + PAGE_BYTES as u64)
+    };
+    matches!(within(path, limit, read), Some(Err(_)))
 }
 
 fn compare_identity(path: &Path, uuid: &str) -> io::Result<Result<(), String>> {

@@ -1,7 +1,8 @@
 //! Decides when a fenced device has returned, so that hob may use it again (docs/decisions/0073).
 //!
-//! A device counts as removed if a check of it has failed since the fence. It has returned when all
-//! checks have succeeded for [`WAIT_MIN`]. Each attempt to use the device again doubles this time,
+//! A device counts as removed if a check of it has failed since the fence, or if its former
+//! descriptors fail although it answers. It has returned when all checks have succeeded for
+//! [`WAIT_MIN`]. Each attempt to use the device again doubles this time,
 //! up to [`WAIT_MAX`].
 
 use std::collections::BTreeMap;
@@ -106,7 +107,7 @@ pub(super) struct ReturnWatch {
     reason: String,
     phase: Phase,
     is_checked: bool,
-    /// True if a check has failed since the fence.
+    /// True if the device was removed from the host, or did not answer.
     was_away: bool,
     /// Time of the first of the latest successful checks; `None` if the last check failed.
     answers_since: Option<Instant>,
@@ -165,6 +166,16 @@ impl ReturnWatch {
                 false
             }
         }
+    }
+
+    /// Returns true if it is unknown whether the device was removed from the host.
+    pub(super) fn may_be_reconnected(&self) -> bool {
+        !self.was_away && self.phase == Phase::Fenced
+    }
+
+    /// Records that the device was removed from the host and connected again.
+    pub(super) fn note_reconnection(&mut self) {
+        self.was_away = true;
     }
 
     /// Records why hob does not use the device yet, although it has returned.
@@ -252,6 +263,16 @@ mod tests {
         let start = Instant::now();
         let mut watch = watch();
         assert!((0..10_000).all(|minute| !watch.note_answer(Ok(()), start + seconds(60 * minute))));
+    }
+
+    #[test]
+    fn a_device_whose_descriptors_fail_returns() {
+        let start = Instant::now();
+        let mut watch = watch();
+        assert!(!watch.note_answer(Ok(()), start) && watch.may_be_reconnected());
+        watch.note_reconnection();
+        assert!(!watch.may_be_reconnected());
+        assert!(watch.note_answer(Ok(()), start + seconds(60)));
     }
 
     #[test]

@@ -71,12 +71,32 @@ impl Pools {
         let Some(uuid) = self.returns.begin_check(device) else { return };
         let answer = check_device_returned(device.path.clone(), uuid.clone()).await;
         let answer = answer.map_err(|error| error.problem.error);
+        if answer.is_ok() && self.is_reconnected(device).await {
+            self.returns.with(device, |watch| watch.note_reconnection());
+        }
         let now = Instant::now();
         if self.returns.with(device, |watch| watch.note_answer(answer, now)) == Some(true) {
             self.use_again(device, uuid).await;
         }
         self.show_return(device);
         self.returns.end_check(device);
+    }
+
+    /// Returns true if a device that answers was removed from the host and connected again.
+    async fn is_reconnected(&self, device: &DevicePath) -> bool {
+        if self.returns.with(device, |watch| watch.may_be_reconnected()) != Some(true) {
+            return false;
+        }
+        let found = {
+            let inner = self.registry.inner();
+            let entry = inner.pools.get(&device.pool);
+            entry.and_then(|entry| {
+                let fenced = entry.devices.iter().find(|it| it.path == device.path)?;
+                Some((entry.flash.clone(), fenced.ids?))
+            })
+        };
+        let Some((flash, ids)) = found else { return false };
+        flash.is_disconnected(ids.in_pool, device.path.clone()).await
     }
 
     /// Shows the state of a fenced device in `hob health`.

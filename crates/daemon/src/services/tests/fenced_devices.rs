@@ -150,6 +150,25 @@ fn segments_that_a_cache_lost_are_free_when_their_device_returns() {
     });
 }
 
+/// The path leads to the device again, but the former descriptors do not.
+#[test]
+fn a_device_that_was_connected_again_before_the_fence_returns() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 4).await;
+        std::fs::copy(bench.path("a"), bench.path("a.copy")).unwrap();
+        unplug(&bench, "a");
+        std::fs::rename(bench.path("a.copy"), bench.path("a")).unwrap();
+        let former = std::fs::File::options().write(true).open(bench.path("a.away")).unwrap();
+        former.set_len(0).unwrap();
+        fence(&bench, "a");
+        pass(&bench, 40).await;
+        assert_shown(&bench, "a", DeviceState::Fenced, "answers again");
+        pass(&bench, 60).await;
+        assert!(is_online(&bench, "a"), "{:?}", shown(&bench, "a"));
+        assert_eq!(bench.free(), 8);
+    });
+}
+
 #[test]
 fn a_device_that_answers_all_the_time_stays_fenced() {
     run(async |bench| {
