@@ -184,8 +184,16 @@ impl Plan {
     /// Returns all errors of the configuration, one on each line.
     pub fn check_config(config: &Config) -> Result<(), ConfigError> {
         let mut outside: Vec<ConfigError> = Vec::new();
-        outside.extend(control_guard(config).err());
+        let control = control_guard(config).err();
+        // Without `cert`, the certificate is that of the control API, whose errors are reported
+        // once.
+        let is_reported = control.is_some() && config.migrate.cert.is_none();
+        outside.extend(control);
         outside.extend(addresses_of(config).err());
+        if !is_reported {
+            outside.extend(check_migrate(config).err());
+        }
+        outside.extend(check_cluster(config).err());
         // A directory whose state cannot be read is reported once.
         let state = State::read(&config.state_dir).and_then(|_| Store::check_writable(&config.state_dir));
         outside.extend(state.err().map(|error| config.error_at("state_dir", &error.into())));
@@ -198,6 +206,7 @@ impl Plan {
     fn check_names(config: &Config) -> anyhow::Result<()> {
         control_guard(config)?;
         addresses_of(config)?;
+        check_cluster(config)?;
         SocketAccess::of(&config.sockets())?;
         Ok(())
     }
@@ -229,6 +238,19 @@ impl Plan {
 /// Loads the access rules of the control API.
 fn control_guard(config: &Config) -> Result<Guard, ConfigError> {
     Guard::of_config(&config.control).map_err(|error| config.error_at("control", &error))
+}
+
+/// Reads the TLS files of `[migrate]`. A daemon reads these files when it connects to another host.
+fn check_migrate(config: &Config) -> Result<(), ConfigError> {
+    let tls = config.migrate.tls(&config.control).filter(|_| config.migrate.names_files());
+    let Some(tls) = tls else { return Ok(()) };
+    tls.load().map(drop).map_err(|error| config.error_at("migrate", &error.into()))
+}
+
+/// Reads the TLS files of `[cluster]`.
+fn check_cluster(config: &Config) -> Result<(), ConfigError> {
+    let Some(cluster) = &config.cluster else { return Ok(()) };
+    cluster.tls().map(drop).map_err(|error| config.error_at("cluster", &error.into()))
 }
 
 /// Returns the NBD addresses of a configuration. Reads certificates and keys.

@@ -28,9 +28,10 @@ const ON_SHARDS: [&str; 18] = [
 
 /// Exceptions from [`ON_SHARDS`]: sources whose code never runs on a shard, and the threads on
 /// which the code runs.
-const OFF_SHARDS: [(&str, &str); 3] = [
+const OFF_SHARDS: [(&str, &str); 4] = [
     ("crates/storage/src/pool/device.rs", "on threads of the daemon that open and change pools"),
     ("crates/storage/src/pool/device_check.rs", "on threads of the daemon that open pools"),
+    ("crates/storage/src/pool/returned.rs", "on threads of the daemon that open and change pools"),
     ("crates/storage/src/pool/table.rs", "on threads of the daemon that open and change pools"),
 ];
 

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use hob_control::pem::{self, PemError};
+use hob_control::{ClientTls, ClientTlsError};
 use hob_storage::backing::{OpenError, check_regular_file};
 use rustls::RootCertStore;
 use rustls::ServerConfig;
@@ -80,6 +81,9 @@ pub(crate) enum TlsError {
         key: PathBuf,
         source: rustls::Error,
     },
+    /// The files of a client are unreadable or unusable.
+    #[error(transparent)]
+    Client(#[from] ClientTlsError),
     /// The certificate authorities are unusable.
     #[error("cannot use the CA certificates in {path}: {why}")]
     Authorities {
@@ -233,6 +237,17 @@ pub(crate) fn secret(path: &Path) -> Result<Vec<u8>, TlsError> {
         return Err(TlsError::Exposed(path.to_owned()));
     }
     Ok(pem::read(path)?)
+}
+
+/// Reads the TLS files of this host as a client: the trusted CA certificates, and this host's
+/// certificate with its key.
+pub(crate) fn client_tls(ca: &Path, own: Option<(&Path, &Path)>) -> Result<ClientTls, TlsError> {
+    check_file(ca)?;
+    if let Some((cert, key)) = own {
+        check_file(cert)?;
+        check_file(key)?;
+    }
+    Ok(ClientTls::load(ca, own)?)
 }
 
 /// Checks that a file with certificates, a key or a token is a regular file: reading a FIFO would

@@ -9,6 +9,7 @@ use hob_control::{
 use hob_engine::units::DeviceId;
 use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, default_segment_bytes};
 
+use super::device_returns::DevicePath;
 use super::foreign::check_overwritten;
 use super::unknown_devices::{UNKNOWN_REASON, unknown_device};
 use super::{PoolWrites, Pools, Sharing};
@@ -409,6 +410,7 @@ impl Pools {
                 notes.push(format!("pool {pool} has no device left"));
             }
         }
+        self.returns.forget(&DevicePath { pool: pool.to_owned(), path: path.to_owned() });
         drop(guard);
         tracing::info!("pool {pool}: device {} removed", path.display());
         // Caches that lost segments with a fenced device may find space elsewhere.
@@ -520,6 +522,10 @@ impl Pools {
         };
         let mut back = false;
         for (path, chosen) in offline {
+            // The content of a device that was fenced is not used.
+            if self.returns.is_closed(&DevicePath { pool: pool.to_owned(), path: path.clone() }) {
+                continue;
+            }
             if let Some(to) = self.remote_flash.lender_at(&path)
                 && self.remote_flash.ask_lease(&to).await.is_err()
             {
