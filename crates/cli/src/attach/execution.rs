@@ -17,9 +17,9 @@ use hob_control::{DiskAdd, DiskPatch, DrainFor, OnClients, OnDirty};
 use serde_json::{Value, json};
 
 use super::definition;
-use super::graph::Graph;
+use super::graph::{Graph, is_made_up};
 use super::interrupt::Interrupt;
-use super::overlay::path;
+use super::overlay::{has_hobs_node, path};
 use super::plan::{Definition, Goal, HobDisk, NoDaemon, Path, Spare, State, Step, after, next};
 use super::qmp::{Monitor, is_ended};
 use super::record::{Record, Records, name_of};
@@ -116,13 +116,15 @@ impl<'a> Work<'a> {
     /// Either an earlier command was killed before it changed QEMU, or the VM has started again
     /// since. The VM may have another image now, even at the same path, so hob's disk must not be
     /// used for this image. Returns false if the VM's definition has hob's disk: a detachment was
-    /// killed near its end, and the VM still has the same image.
+    /// killed near its end, and the VM still has the same image. Returns true if hob cannot add
+    /// the record's node again: a detachment was killed after this node of the VM's start was deleted.
     pub(super) async fn is_left_over(&mut self) -> bool {
         // `check` reports errors.
-        self.look(Goal::Detached).await.is_ok_and(|state| {
-            let is_in_qemu = state.node || state.marked || state.job;
-            state.path == Path::Image && !is_in_qemu && state.definition != Definition::Hob
-        })
+        let Ok(state) = self.look(Goal::Detached).await else { return false };
+        let is_in_qemu = state.node || state.marked || state.job;
+        let is_unknown = !is_in_qemu && state.definition != Definition::Hob;
+        let is_deleted = !state.node && !state.job && is_made_up(self.record.node_name());
+        state.path == Path::Image && (is_unknown || is_deleted)
     }
 
     /// Attaches the disk. Undoes everything if a step fails.
@@ -230,7 +232,7 @@ impl<'a> Work<'a> {
             self.cancel_job().await?;
             graph = Graph::read(self.monitor).await?;
         }
-        if graph.below(&record.backend).contains(record.node_name()) {
+        if has_hobs_node(&graph, record) && graph.below(&record.backend).contains(record.node_name()) {
             self.lock_again().await?;
         }
         Ok(())
@@ -359,7 +361,7 @@ impl<'a> Work<'a> {
         Ok(State {
             recorded: self.records.has(&record.disk),
             disk: self.disk().await?,
-            node: graph.has(record.node_name()),
+            node: has_hobs_node(&graph, record),
             path,
             spare: if path == Path::Hob { spare } else { Spare::None },
             running,
