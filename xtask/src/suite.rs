@@ -25,7 +25,7 @@ const EMULATED: [&str; 4] = ["attach", "host_device", "vhost_user", "upgrade"];
 
 /// Other black-box test files that take half a minute or longer. These files start first. Otherwise
 /// the last of them would run alone at the end.
-const LONG: [&str; 14] = [
+const LONG: [&str; 15] = [
     "postgres",
     "live_migration",
     "container",
@@ -40,6 +40,7 @@ const LONG: [&str; 14] = [
     "selftest",
     "warm_restart",
     "libvirt",
+    "attach_started",
 ];
 
 /// Black-box test files that mostly wait, for example for leases to end or for slow stores. These
