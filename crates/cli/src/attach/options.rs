@@ -34,26 +34,24 @@ pub(super) fn given(command_line: &[String], node: &str) -> Option<Value> {
 /// Returns true if QEMU's command line has a `-drive` with this file that passes the guest's
 /// discards to the file.
 pub(super) fn drive_discards(command_line: &[String], file: &str) -> bool {
-    discarding_drives(command_line).any(|drive| drive["file"] == file)
+    let mut drives = command_line.iter().filter(|text| text.contains("discard=")).map(|text| parse(text));
+    drives.any(|drive| drive["file"] == file && passes_discards(&drive))
 }
 
 /// Returns true if QEMU's command line has a `-drive` with this NBD export that passes the guest's
 /// discards to the export.
 pub(super) fn export_discards(command_line: &[String], export: &str) -> bool {
-    let is_it = |drive: &Value| {
-        let file = &drive["file"];
-        let name = file.as_str().unwrap_or_default();
-        file["export"] == export
-            || is_export(name, export)
-            || name.ends_with(&format!(":exportname={export}"))
+    let ends = [format!("export={export}"), format!(":exportname={export}")];
+    let names_it = |part: &str| {
+        let value = part.split_once('=').map_or(part, |(_, value)| value);
+        is_export(value, export) || ends.iter().any(|end| part.ends_with(end.as_str()))
     };
-    discarding_drives(command_line).any(|drive| is_it(&drive))
+    let mut drives = command_line.iter().filter(|text| text.contains("nbd") && text.split(',').any(names_it));
+    drives.any(|text| passes_discards(&parse(text)))
 }
 
-/// Returns the options of each `-drive` that passes the guest's discards on.
-fn discarding_drives(command_line: &[String]) -> impl Iterator<Item = Value> {
-    let drives = command_line.iter().filter(|text| text.contains("discard=")).map(|text| parse(text));
-    drives.filter(|drive| matches!(drive["discard"].as_str(), Some("unmap" | "on")))
+fn passes_discards(drive: &Value) -> bool {
+    matches!(drive["discard"].as_str(), Some("unmap" | "on"))
 }
 
 /// Parses options in JSON, or as `key=value,…`.
@@ -215,11 +213,12 @@ mod tests {
     fn drives_with_an_nbd_export_and_discards_are_found() {
         for (drive, expected) in [
             ("file=nbd+unix:///web-vda?socket=/run/hob/nbd.sock,format=raw,discard=unmap", true),
+            ("file=nbd+unix:///web-vda?socket=/s,file.reconnect-delay=300,discard=unmap", true),
             ("file=nbd:unix:/run/hob/nbd.sock:exportname=web-vda,discard=on", true),
             ("driver=raw,file.driver=nbd,file.path=/s,file.export=web-vda,discard=unmap", true),
             ("file=nbd+unix:///web-vda?socket=/run/hob/nbd.sock,format=raw", false),
             ("file=nbd+unix:///web-vda2?socket=/run/hob/nbd.sock,discard=unmap", false),
-            ("file=/web-vda.img,discard=ignore", false),
+            ("file=/images/web-vda,format=raw,discard=unmap", false),
         ] {
             let line = ["qemu", "-drive", drive].map(str::to_owned);
             assert_eq!(export_discards(&line, "web-vda"), expected, "{drive}");
