@@ -89,9 +89,9 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
                 "{label}: the VM uses hob's disk {disk} since its start. 'hob detach {target}' returns it to its image"
             ),
             false => format!(
-                "{label}: the VM uses hob's disk {disk} since its start, as {file}. hob can replace only its NBD socket {} \
-                 while the VM runs. Stop the VM, and run 'hob detach --stopped {target}'. 'hob cache disable {disk}' \
-                 removes only the cache, while the VM runs",
+                "{label}: the VM uses hob's disk {disk} since its start, as {file}. While the VM runs, hob can replace only \
+                 a connection to its NBD socket {}. Stop the VM, and run 'hob detach --stopped {target}'. \
+                 'hob cache disable {disk}' removes only the cache, while the VM runs",
                 record.socket()
             ),
         };

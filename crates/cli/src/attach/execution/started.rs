@@ -1,8 +1,6 @@
 //! A VM that was started with hob's disk after an attachment, so that QEMU has none of the block nodes
 //! in the record.
 
-use std::os::unix::fs::MetadataExt;
-
 use anyhow::{anyhow, bail};
 use serde_json::json;
 
@@ -47,11 +45,10 @@ impl Work<'_> {
         let Err(error) = self.open_image().await else { return Ok(()) };
         let Record { label, file, target, .. } = record;
         let file = file.display();
-        let process = self.monitor.pid().and_then(|pid| std::fs::metadata(format!("/proc/{pid}")).ok());
         let is_denied = error.to_string().contains("Permission denied");
-        let advice = match process.map(|process| process.uid()).filter(|_| is_denied) {
-            Some(uid) => format!(
-                "'chown {uid} {file}' gives access to QEMU's user, unless AppArmor or SELinux denies it. Or stop"
+        let advice = match self.monitor.pid().and_then(user).filter(|_| is_denied) {
+            Some(user) => format!(
+                "'chown {user} {file}' gives access to QEMU's user, unless AppArmor or SELinux denies it. Or stop"
             ),
             None => "Stop".to_owned(),
         };
@@ -81,4 +78,11 @@ impl Work<'_> {
         self.ask("blockdev-add", options).await?;
         self.delete_node(&name).await
     }
+}
+
+/// Returns the number of the user as whom a process opens files.
+fn user(pid: i32) -> Option<String> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    users.split_whitespace().last().map(str::to_owned)
 }
