@@ -170,7 +170,7 @@ mod tests {
         let chain = [("#block1", "raw", FILE), ("#block2", "nbd", FILE)];
         let drive = format!("file={FILE},format=raw,discard=unmap");
         for (line, discard, zeroes) in
-            [(&["-drive", drive.as_str()][..], json!("unmap"), "unmap"), (&[][..], Value::Null, "on")]
+            [(&["-drive", drive.as_str()][..], json!("unmap"), "unmap"), (&[] as &[&str], Value::Null, "on")]
         {
             let found = vm(&chain, line).started(&record()).unwrap().unwrap();
             assert_eq!((found.method, found.spare.len()), (Method::Mirror, 1));
