@@ -41,6 +41,7 @@ const LONG: [&str; 15] = [
     "selftest",
     "warm_restart",
     "libvirt",
+    "attach_started",
 ];
 
 /// Black-box test files that mostly wait, for example for leases to end or for slow stores. These

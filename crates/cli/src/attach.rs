@@ -295,10 +295,7 @@ async fn detach(client: &Client, mut args: Detach) -> anyhow::Result<()> {
             bail!("--stopped has no plan to print; omit --dry-run");
         }
         match connect(&args.target).await {
-            Ok(_) => bail!(
-                "the VM of {} is running: omit --stopped, or stop the VM if it was started with hob's disk",
-                args.target.text
-            ),
+            Ok(_) => bail!("the VM of {} is running: omit --stopped, or stop the VM", args.target.text),
             Err(error) if error.is::<NotRunning>() => {}
             Err(error) => return Err(error.context("cannot check that the VM is stopped")),
         }
@@ -310,22 +307,20 @@ async fn detach(client: &Client, mut args: Detach) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    let mut monitor = connect_to_detach(client, &args, &records, &known).await?;
+    let (mut monitor, vm) = connect_to_detach(client, &args, &records, &known).await?;
+    let adapt = |record| -> anyhow::Result<Record> { Ok(vm.started(&record)?.unwrap_or(record)) };
+    let chosen = chosen.into_iter().map(adapt).collect::<anyhow::Result<Vec<Record>>>()?;
     if matches!(args.target.kind, Kind::Proxmox(_)) && !args.common.dry_run {
-        for record in &chosen {
-            Work::new(&mut monitor, client, &records, record, &interrupt).check(Goal::Detached).await?;
-        }
+        check_each(&mut monitor, client, &records, &chosen, &interrupt).await?;
         // Programs of Proxmox VE wait while hob is connected to QEMU, and a drain takes long.
         drop(monitor);
         for record in &chosen {
             drain_if_present(client, &record.disk).await?;
         }
-        monitor = connect_to_detach(client, &args, &records, &known).await?;
+        (monitor, _) = connect_to_detach(client, &args, &records, &known).await?;
     }
     if !args.common.dry_run {
-        for record in &chosen {
-            Work::new(&mut monitor, client, &records, record, &interrupt).check(Goal::Detached).await?;
-        }
+        check_each(&mut monitor, client, &records, &chosen, &interrupt).await?;
     }
     for record in &chosen {
         let mut work = Work::new(&mut monitor, client, &records, record, &interrupt);
@@ -335,20 +330,40 @@ async fn detach(client: &Client, mut args: Detach) -> anyhow::Result<()> {
             print_plan(record, Goal::Detached, state).await?;
             continue;
         }
+        if !known.contains(record) {
+            records.save(record)?;
+        }
         work.detach().await?;
         let pause = work.paused;
         tell(&format!("{} is detached; the VM was paused for {}", record.label, milliseconds(pause)));
+        warn_of_removed_disk(record);
     }
     end(args.common.dry_run)
 }
 
-/// Connects to a VM with attached disks, and refuses a VM whose disks cannot be changed now.
+/// Refuses to detach disks if one of them cannot be detached now.
+async fn check_each(
+    monitor: &mut Monitor,
+    client: &Client,
+    records: &Records,
+    chosen: &[Record],
+    interrupt: &Arc<Interrupt>,
+) -> anyhow::Result<()> {
+    for record in chosen {
+        let mut work = Work::new(monitor, client, records, record, interrupt);
+        work.check(Goal::Detached).await?;
+        work.check_image().await?;
+    }
+    Ok(())
+}
+
+/// Connects to a VM with attached disks, and examines it. Refuses a VM whose disks cannot be changed now.
 async fn connect_to_detach(
     client: &Client,
     args: &Detach,
     records: &Records,
     known: &[Record],
-) -> anyhow::Result<Monitor> {
+) -> anyhow::Result<(Monitor, Vm)> {
     let mut monitor = connect(&args.target).await.map_err(|error| match error.is::<NotRunning>() {
         true => anyhow!("{error:#}. If the VM is stopped, use 'hob detach --stopped {}'", args.target.text),
         false => error,
@@ -356,7 +371,7 @@ async fn connect_to_detach(
     let vm = Vm::look(&mut monitor, "").await?;
     Vm::check(&mut monitor, Goal::Detached).await?;
     check_jobs(&vm, &mut monitor, client, records, if args.common.dry_run { &[] } else { known }).await?;
-    Ok(monitor)
+    Ok((monitor, vm))
 }
 
 /// Refuses to remove hob's disks of a stopped VM whose next start needs them in its present state:
@@ -534,6 +549,20 @@ fn warn_of_next_start(persistent: &Persistent, record: &Record) {
              run 'hob detach --stopped {target}' before its next start"
         ));
     }
+}
+
+/// Warns if the VM's next start would use hob's disk, which a detachment has removed.
+fn warn_of_removed_disk(record: &Record) {
+    let is_defined = record.definition.is_some() || record.volumes.is_some();
+    if record.has_own_node() || is_defined {
+        return;
+    }
+    let Record { label, disk, file, .. } = record;
+    tell(&format!(
+        "{label}: warning: the VM was started with hob's disk {disk}, which does not exist any more. Start the VM with its \
+         image {} next time",
+        file.display()
+    ));
 }
 
 fn default_name(target: &Target) -> String {

@@ -1,6 +1,8 @@
 //! The disks of a VM that can be attached, each with the record of its attachment or the reason why
 //! it cannot be attached.
 
+mod started;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::rc::Rc;
@@ -174,13 +176,7 @@ impl Vm {
         let open = |name: &str| of_image(node, text, image, name, &self.command_line);
         let (spare, options) = match (method, parent) {
             (Method::Mirror, Some(root)) => {
-                self.check_replaceable(root)?;
-                if let Some(option) = not_repeatable(&graph.nodes[root]) {
-                    bail!(
-                        "QEMU opens the image with the option '{option}', which the method 'mirror' cannot keep. Start \
-                         the VM with '-blockdev' and a 'node-name' for each node"
-                    );
-                }
+                self.check_mirrored(root)?;
                 let name = name_or(root, &disk, "-raw");
                 let mut below = open(image);
                 let lower = match is_made_up(image) || self.is_inline(root) {
@@ -205,19 +201,7 @@ impl Vm {
                 (vec![open(&name_or(image, &disk, "-image"))], None)
             }
             (_, Some(parent)) => {
-                let is_given = given_options(&self.command_line, parent).is_some();
-                if method == Method::Reopen
-                    && !is_given
-                    && let Some(option) = not_repeatable(&graph.nodes[parent])
-                {
-                    bail!(
-                        "QEMU opened the block node {parent} after its start, with the option '{option}', which hob \
-                         cannot repeat. Restart the VM, and repeat the command"
-                    );
-                }
-                let backing = graph.child(parent, "backing");
-                let options = of_parent(parent, &graph.nodes[parent], backing.as_deref(), &self.command_line);
-                (vec![open(&name_or(image, &disk, "-image"))], (method == Method::Reopen).then_some(options))
+                (vec![open(&name_or(image, &disk, "-image"))], self.reopened(parent, method)?)
             }
             (_, None) => bail!("{}: QEMU has no node above the image file", device.label),
         };
@@ -338,6 +322,35 @@ impl Vm {
                 )
             }
         }
+    }
+
+    /// Returns the options by which hob reopens the format node `parent`, for the method `reopen`.
+    fn reopened(&self, parent: &str, method: Method) -> anyhow::Result<Option<Value>> {
+        if method != Method::Reopen {
+            return Ok(None);
+        }
+        let node = &self.graph.nodes[parent];
+        let is_given = given_options(&self.command_line, parent).is_some();
+        if !is_given && let Some(option) = not_repeatable(node) {
+            bail!(
+                "QEMU opened the block node {parent} after its start, with the option '{option}', which hob \
+                 cannot repeat. Restart the VM, and repeat the command"
+            );
+        }
+        let backing = self.graph.child(parent, "backing");
+        Ok(Some(of_parent(parent, node, backing.as_deref(), &self.command_line)))
+    }
+
+    /// Refuses a format node that the method `mirror` cannot replace.
+    fn check_mirrored(&self, root: &str) -> anyhow::Result<()> {
+        self.check_replaceable(root)?;
+        if let Some(option) = not_repeatable(&self.graph.nodes[root]) {
+            bail!(
+                "QEMU opens the image with the option '{option}', which the method 'mirror' cannot keep. Start \
+                 the VM with '-blockdev' and a 'node-name' for each node"
+            );
+        }
+        Ok(())
     }
 
     /// Refuses to replace a node that other parts of QEMU depend on.
