@@ -115,6 +115,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Loads the certificates for etcd that `[cluster]` names. Returns `None` if it names no CA.
+pub(crate) fn etcd_tls(config: &ClusterConfig) -> anyhow::Result<Option<ClientTls>> {
+    let Some(ca) = &config.ca else { return Ok(None) };
+    let own = config.cert.as_deref().zip(config.key.as_deref());
+    check_file(ca)?;
+    config.cert.iter().chain(&config.key).try_for_each(|path| check_file(path))?;
+    Ok(Some(ClientTls::load(ca, own)?))
+}
+
 impl Cluster {
     /// Joins the cluster. A file in `directory` has this host's identity. The host's lease in etcd
     /// is renewed while the `shards` respond.
@@ -131,14 +140,8 @@ impl Cluster {
         })?;
         let me = Member { name, id: identity(directory)? };
         let watcher = ClusterWatcher::new(&me, config.settle_seconds * 1_000_000_000);
-        let tls = || -> anyhow::Result<Option<ClientTls>> {
-            let Some(ca) = &config.ca else { return Ok(None) };
-            let own = config.cert.as_deref().zip(config.key.as_deref());
-            check_file(ca)?;
-            config.cert.iter().chain(&config.key).try_for_each(|path| check_file(path))?;
-            Ok(Some(ClientTls::load(ca, own)?))
-        };
-        let etcd = Arc::new(Etcd::new(config.endpoints().map_err(anyhow::Error::msg)?, tls()?));
+        let tls = etcd_tls(config)?;
+        let etcd = Arc::new(Etcd::new(config.endpoints().map_err(anyhow::Error::msg)?, tls));
         let names = Names::new(&config.prefix);
         let about = About { address: config.address.clone(), ..About::default() };
         let (lease, settle) = (config.lease_seconds, config.settle_seconds);

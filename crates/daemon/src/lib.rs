@@ -51,6 +51,7 @@ pub use swap::turn_off_as_child;
 pub use tls::{CertificateMatch, TlsFiles};
 pub use upgrade::{abandon as abandon_hand_over, can_take_over};
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -162,6 +163,7 @@ impl Plan {
     /// Creates the plan of a daemon from a configuration, and locks the state directory.
     fn of_config(config: Config) -> anyhow::Result<Plan> {
         let guard = control_guard(&config)?;
+        check_cluster(&config)?;
         let (store, state) = Store::open(&config.state_dir)?;
         Ok(Plan {
             sockets: SocketAccess::of(&config.sockets())?,
@@ -186,6 +188,8 @@ impl Plan {
         let mut outside: Vec<ConfigError> = Vec::new();
         outside.extend(control_guard(config).err());
         outside.extend(addresses_of(config).err());
+        outside.extend(check_cluster(config).err());
+        outside.extend(unusable_addresses(config));
         // A directory whose state cannot be read is reported once.
         let state = State::read(&config.state_dir).and_then(|_| Store::check_writable(&config.state_dir));
         outside.extend(state.err().map(|error| config.error_at("state_dir", &error.into())));
@@ -198,6 +202,7 @@ impl Plan {
     fn check_names(config: &Config) -> anyhow::Result<()> {
         control_guard(config)?;
         addresses_of(config)?;
+        check_cluster(config)?;
         SocketAccess::of(&config.sockets())?;
         Ok(())
     }
@@ -229,6 +234,32 @@ impl Plan {
 /// Loads the access rules of the control API.
 fn control_guard(config: &Config) -> Result<Guard, ConfigError> {
     Guard::of_config(&config.control).map_err(|error| config.error_at("control", &error))
+}
+
+/// Checks the certificates for etcd.
+fn check_cluster(config: &Config) -> Result<(), ConfigError> {
+    if let Some(cluster) = &config.cluster {
+        cluster::etcd_tls(cluster).map_err(|error| config.error_at("cluster", &error))?;
+    }
+    Ok(())
+}
+
+/// Returns an error for each TCP address of a configuration at which this host cannot listen.
+fn unusable_addresses(config: &Config) -> Vec<ConfigError> {
+    let daemon = std::env::var(listening_sockets::VARIABLE).ok();
+    let control = config.control.listen.iter().enumerate();
+    let control = control.map(|(number, endpoint)| (format!("control.listen.{number}"), "control", endpoint));
+    let plain = config.listen.iter().enumerate();
+    let plain = plain.map(|(number, endpoint)| (format!("listen.{number}"), "nbd", endpoint));
+    let nbd = config.nbd.iter().enumerate();
+    let nbd = nbd.map(|(number, entry)| (format!("nbd.{number}.listen"), "nbd", &entry.listen));
+    let addresses = control.chain(plain).chain(nbd);
+    let errors = addresses.filter_map(|(at, protocol, endpoint)| {
+        let error = listening_sockets::check_address(protocol, endpoint, daemon.as_deref()).err()?;
+        let error = anyhow::Error::from(error).context(format!("cannot listen on {endpoint}"));
+        Some(config.error_at(&at, &error))
+    });
+    errors.collect()
 }
 
 /// Returns the NBD addresses of a configuration. Reads certificates and keys.
@@ -318,6 +349,10 @@ async fn serve(
         BackingOptions { wait_max: wait_max(limits.backing_timeout()), ..BackingOptions::default() };
     let exports = Exports::default();
     let mut tasks = JoinSet::new();
+    let controls = control.iter().map(|endpoint| listening_sockets::name("control", endpoint));
+    let nbd = listen.iter().map(|address| listening_sockets::name("nbd", &address.endpoint));
+    let used: BTreeSet<String> = controls.chain(nbd).collect();
+    listening.close_unused(&used);
     // The API sockets are bound first, so that a second daemon with the same configuration stops
     // here.
     let mut controls = Vec::new();
@@ -382,7 +417,6 @@ async fn serve(
     // The listeners have clones; relay threads end when the last clone is dropped.
     drop(relays);
     spawn_controls(&mut tasks, controls, &services);
-    listening.close_unused();
     let _ = lifecycle.ready.set(());
     notifier.ready(&services);
     if let Some(accepted) = accepted {
