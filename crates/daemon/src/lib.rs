@@ -164,6 +164,8 @@ impl Plan {
     fn of_config(config: Config) -> anyhow::Result<Plan> {
         let guard = control_guard(&config)?;
         check_cluster(&config)?;
+        config.refuse(unusable_addresses(&config))?;
+        prepare_lending(&config)?;
         let (store, state) = Store::open(&config.state_dir)?;
         Ok(Plan {
             sockets: SocketAccess::of(&config.sockets())?,
@@ -242,6 +244,17 @@ fn check_cluster(config: &Config) -> Result<(), ConfigError> {
         cluster::etcd_tls(cluster).map_err(|error| config.error_at("cluster", &error))?;
     }
     Ok(())
+}
+
+/// Creates the directory of lent flash, and checks that it can be read.
+fn prepare_lending(config: &Config) -> Result<(), ConfigError> {
+    let Some(directory) = &config.peers.lend else { return Ok(()) };
+    let prepared = std::fs::create_dir_all(directory).and_then(|()| std::fs::read_dir(directory).map(drop));
+    prepared.map_err(|error| {
+        let error =
+            anyhow::Error::from(error).context(format!("cannot lend flash in {}", directory.display()));
+        config.error_at("peers.lend", &error)
+    })
 }
 
 /// Returns an error for each TCP address of a configuration at which this host cannot listen.
