@@ -253,11 +253,11 @@ fn an_upgrade_is_refused_if_the_new_program_could_not_listen_or_join_its_cluster
     let config = fs::read_to_string(stage.scratch.path("hob.toml")).unwrap();
     let mut client = stage.connect();
     let other_program = TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = other_program.local_addr().unwrap();
+    let taken = format!("tcp:{}", other_program.local_addr().unwrap());
     // 192.0.2.1 belongs to no host (RFC 5737).
-    for address in [taken.to_string(), "192.0.2.1:45017".to_owned()] {
-        stage.scratch.write_config(format!("{config}[[nbd]]\nlisten = \"tcp:{address}\"\n"));
-        stage.refused(&format!("cannot listen on tcp:{address}: "));
+    for address in [taken.as_str(), "tcp:192.0.2.1:45017", "unix:/proc/nbd.sock"] {
+        stage.scratch.write_config(format!("{config}[[nbd]]\nlisten = \"{address}\"\n"));
+        stage.refused(&format!("cannot listen on {address}: "));
         client.read(0, 4096).unwrap();
     }
     let cluster = "[cluster]\netcd = [\"https://127.0.0.1:1\"]\nca = \"/missing.pem\"\n";

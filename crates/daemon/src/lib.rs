@@ -37,6 +37,7 @@ mod tls;
 mod upgrade;
 mod vhost_user;
 mod watchdog;
+mod writable;
 
 pub use allow::{AllowEntry, ClientMatch};
 pub use cache_settings::simulated as simulated_cache;
@@ -52,6 +53,7 @@ pub use tls::{CertificateMatch, TlsFiles};
 pub use upgrade::{abandon as abandon_hand_over, can_take_over};
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -164,8 +166,8 @@ impl Plan {
     fn of_config(config: Config) -> anyhow::Result<Plan> {
         let guard = control_guard(&config)?;
         check_cluster(&config)?;
-        config.refuse(unusable_addresses(&config))?;
-        prepare_lending(&config)?;
+        config.refuse(unusable_addresses(&config, listening_sockets::check_port))?;
+        lending(&config, prepare_lending)?;
         let (store, state) = Store::open(&config.state_dir)?;
         Ok(Plan {
             sockets: SocketAccess::of(&config.sockets())?,
@@ -191,7 +193,8 @@ impl Plan {
         outside.extend(control_guard(config).err());
         outside.extend(addresses_of(config).err());
         outside.extend(check_cluster(config).err());
-        outside.extend(unusable_addresses(config));
+        outside.extend(unusable_addresses(config, listening_sockets::check_address));
+        outside.extend(lending(config, writable::check).err());
         // A directory whose state cannot be read is reported once.
         let state = State::read(&config.state_dir).and_then(|_| Store::check_writable(&config.state_dir));
         outside.extend(state.err().map(|error| config.error_at("state_dir", &error.into())));
@@ -246,19 +249,27 @@ fn check_cluster(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Creates the directory of lent flash, and checks that it can be read.
-fn prepare_lending(config: &Config) -> Result<(), ConfigError> {
+/// Calls `prepare` for the directory of lent flash.
+fn lending(config: &Config, prepare: impl Fn(&Path) -> io::Result<()>) -> Result<(), ConfigError> {
     let Some(directory) = &config.peers.lend else { return Ok(()) };
-    let prepared = std::fs::create_dir_all(directory).and_then(|()| std::fs::read_dir(directory).map(drop));
-    prepared.map_err(|error| {
-        let error =
-            anyhow::Error::from(error).context(format!("cannot lend flash in {}", directory.display()));
-        config.error_at("peers.lend", &error)
+    prepare(directory).map_err(|error| {
+        let what = format!("cannot lend flash in {}", directory.display());
+        config.error_at("peers.lend", &anyhow::Error::from(error).context(what))
     })
 }
 
-/// Returns an error for each TCP address of a configuration at which this host cannot listen.
-fn unusable_addresses(config: &Config) -> Vec<ConfigError> {
+/// Creates the directory of lent flash, and checks that it can be read.
+fn prepare_lending(directory: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(directory)?;
+    std::fs::read_dir(directory).map(drop)
+}
+
+/// Returns an error for each address of a configuration at which this host cannot listen according to
+/// `check`.
+fn unusable_addresses(
+    config: &Config,
+    check: impl Fn(&str, &Endpoint, Option<&str>) -> io::Result<()>,
+) -> Vec<ConfigError> {
     let daemon = std::env::var(listening_sockets::VARIABLE).ok();
     let control = config.control.listen.iter().enumerate();
     let control = control.map(|(number, endpoint)| (format!("control.listen.{number}"), "control", endpoint));
@@ -268,7 +279,7 @@ fn unusable_addresses(config: &Config) -> Vec<ConfigError> {
     let nbd = nbd.map(|(number, entry)| (format!("nbd.{number}.listen"), "nbd", &entry.listen));
     let addresses = control.chain(plain).chain(nbd);
     let errors = addresses.filter_map(|(at, protocol, endpoint)| {
-        let error = listening_sockets::check_address(protocol, endpoint, daemon.as_deref()).err()?;
+        let error = check(protocol, endpoint, daemon.as_deref()).err()?;
         let error = anyhow::Error::from(error).context(format!("cannot listen on {endpoint}"));
         Some(config.error_at(&at, &error))
     });

@@ -15,6 +15,8 @@ use std::time::Duration;
 use hob_control::Endpoint;
 use tokio::sync::watch;
 
+use super::writable;
+
 /// Interval at which [`ListeningSockets::until_handshakes_end`] checks for handshakes in progress.
 const CHECK_EVERY: Duration = Duration::from_millis(2);
 
@@ -27,12 +29,27 @@ pub(crate) fn name(protocol: &str, endpoint: &Endpoint) -> String {
     format!("{protocol} {endpoint}")
 }
 
-/// Checks that this host can listen at a TCP address. Unix sockets are not checked. `daemon` is the
-/// value of [`VARIABLE`], or `None` if it is unknown which sockets a running daemon has.
+/// Checks that this host can listen at an address, and that the file of a new Unix socket can be
+/// created. `daemon` is the value of [`VARIABLE`], or `None` if it is unknown which sockets a running
+/// daemon has.
+///
+/// # Errors
+/// Returns the error of the system.
+pub(crate) fn check_address(protocol: &str, endpoint: &Endpoint, daemon: Option<&str>) -> io::Result<()> {
+    match endpoint {
+        Endpoint::Tcp { .. } => check_port(protocol, endpoint, daemon),
+        // An existing socket may belong to a running daemon.
+        Endpoint::Unix(path) if path.exists() => Ok(()),
+        Endpoint::Unix(path) => writable::check(path.parent().unwrap_or(path)),
+    }
+}
+
+/// Checks that this host can listen at a TCP address, like [`check_address`]. Unix sockets are not
+/// checked.
 ///
 /// # Errors
 /// Returns the error of the system, for example because another program has the port.
-pub(crate) fn check_address(protocol: &str, endpoint: &Endpoint, daemon: Option<&str>) -> io::Result<()> {
+pub(crate) fn check_port(protocol: &str, endpoint: &Endpoint, daemon: Option<&str>) -> io::Result<()> {
     let Endpoint::Tcp { host, port } = endpoint else { return Ok(()) };
     let own: Vec<&str> = daemon.unwrap_or_default().lines().collect();
     if own.contains(&name(protocol, endpoint).as_str()) {
@@ -303,7 +320,9 @@ mod tests {
             assert_eq!(check("192.0.2.1", daemon), Err(ErrorKind::AddrNotAvailable));
         }
         drop(taken);
-        check_address("nbd", &Endpoint::Unix("/nowhere/a.sock".into()), None).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        check_address("nbd", &Endpoint::Unix(dir.path().join("a.sock")), None).unwrap();
+        check_address("nbd", &Endpoint::Unix("/proc/a.sock".into()), None).unwrap_err();
     }
 
     /// A listener may move to another address of its port.
