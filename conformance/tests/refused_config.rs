@@ -2,7 +2,7 @@
 //! in health. A daemon that was never started before does not start.
 
 use conformance::data::noise_file;
-use conformance::hob::command;
+use conformance::hob::{binary, command};
 use conformance::scratch::wait_for;
 use conformance::{MIB, Scratch, Tool, Unmount};
 use rustix::fs::{CWD, FileType, mknodat};
@@ -149,6 +149,22 @@ fn a_fifo_as_certificate_is_refused_by_the_check_and_by_a_start() {
         let is_named = refused.stderr.contains("leads to a FIFO, not to a regular file");
         assert!(refused.status.is_some() && !refused.success() && is_named, "{more:?}: {}", refused.all());
     }
+}
+
+#[test]
+fn a_fifo_as_configuration_is_refused_and_a_pipe_is_read() {
+    let stage = Stage::new();
+    stage.configure("");
+    let (fifo, hob) = (stage.scratch.text("fifo"), binary().display().to_string());
+    mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+    for more in [&["--check"][..], &[]] {
+        let refused = command(&[&["daemon", "--config", fifo.as_str()][..], more].concat());
+        let is_named = refused.stderr.contains("does not lead to a regular file");
+        assert!(refused.status.is_some() && !refused.success() && is_named, "{more:?}: {}", refused.all());
+    }
+    let line = format!("cat {} | {hob} daemon --check --config /dev/stdin", stage.scratch.text("hob.toml"));
+    let said = Tool::new("sh").args(["-c", line.as_str()]).run();
+    assert!(said.contains("can start"), "{said}");
 }
 
 /// Mistakes that depend on the host. A daemon reports them after its start.
