@@ -17,7 +17,7 @@ use super::options::{
 };
 use super::plan::Goal;
 use super::proxmox;
-use super::qmp::Monitor;
+use super::qmp::{Monitor, one_line};
 use super::record::{Method, Record};
 use super::threads::in_thread;
 use crate::output::word;
@@ -64,7 +64,7 @@ impl Vm {
     pub(super) async fn look(monitor: &mut Monitor, default_name: &str) -> anyhow::Result<Vm> {
         let graph = Graph::read(monitor).await?;
         let name = monitor.ask("query-name", json!({})).await?;
-        let name = name["name"].as_str().unwrap_or(default_name).to_owned();
+        let name = one_line(name["name"].as_str().unwrap_or(default_name));
         let pid = monitor.pid();
         let process = pid.map(|pid| PathBuf::from(format!("/proc/{pid}")));
         let command_line = process.as_ref().and_then(|process| std::fs::read(process.join("cmdline")).ok());
@@ -82,7 +82,10 @@ impl Vm {
         let status = status["status"].as_str().unwrap_or_default();
         let is_detached_after_error = goal == Goal::Detached && status == "io-error";
         if !STATES.contains(&status) && !is_detached_after_error {
-            bail!("the VM is in the state '{status}'; hob changes disks only while the VM runs or is paused");
+            bail!(
+                "the VM is in the state '{}'; hob changes disks only while the VM runs or is paused",
+                one_line(status)
+            );
         }
         let migration = monitor.ask("query-migrate", json!({})).await?;
         let migration = migration["status"].as_str().unwrap_or_default();
