@@ -112,9 +112,12 @@ impl Locks {
                 Err(error) => return Err(error).with_context(cannot),
             }
             if is_at(&file, &path) {
-                file.set_len(0)
-                    .and_then(|()| file.write_all(self.command.as_bytes()))
-                    .with_context(cannot)?;
+                // A killed command leaves its text.
+                if file.metadata().is_ok_and(|metadata| metadata.len() > 0) {
+                    file.set_len(0).with_context(cannot)?;
+                }
+                // The text is only for messages. A full filesystem must not prevent a detachment.
+                let _ = file.write_all(self.command.as_bytes());
                 self.files.push((path, file));
                 return Ok(None);
             }
@@ -196,6 +199,17 @@ mod tests {
         let locks = lock(dir.path(), "records", &["qmp:/run/a.qmp"]).unwrap();
         assert_eq!(std::fs::read(&kept[0].0).unwrap(), kept[0].1, "the command of the new holder");
         drop(locks);
+    }
+
+    #[test]
+    fn a_full_filesystem_prevents_no_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = lock(dir.path(), "records", &["qmp:/run/a.qmp"]).unwrap();
+        let mut second = lock(dir.path(), "records", &["qmp:/run/b.qmp"]).unwrap();
+        // Each write to this device fails with ENOSPC.
+        std::os::unix::fs::symlink("/dev/full", dir.path().join("records/web-vda.lock")).unwrap();
+        first.add_disk("web-vda").unwrap();
+        second.add_disk("web-vda").unwrap_err();
     }
 
     /// The holder deletes the file after another command has opened it. The other command must not
