@@ -10,7 +10,7 @@ use hob_control::{CacheEnable, check_name};
 use serde_json::{Value, json};
 
 use super::graph::{Device, Graph, Node, is_made_up};
-use super::image::Image;
+use super::image::{Image, is_same_file};
 use super::libvirt;
 use super::options::{
     drive_discards, given as given_options, name_or, node_name, not_repeatable, of_hob, of_image, of_parent,
@@ -283,7 +283,7 @@ impl Vm {
         let directory = self.directory.as_deref().unwrap_or(Path::new(""));
         let has_file = |node: &Node| {
             matches!(node.driver.as_str(), "file" | "host_device")
-                && libvirt::is_same_path(&directory.join(file_name(node)), file)
+                && is_same_file(&directory.join(file_name(node)), file)
         };
         self.graph.nodes.iter().find(|(name, node)| *name != image && has_file(node)).map(|(name, _)| name)
     }
