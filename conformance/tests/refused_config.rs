@@ -23,8 +23,8 @@ const MISTAKES: [(&str, &str); 7] = [
     ("[peers]\nlend = \"/proc/lent\"\nlend_max = \"64M\"\n", "cannot lend flash in /proc/lent"),
 ];
 
-/// The reports of mistakes that a comparison does not find: it neither opens the files that hob.toml
-/// names nor uses the addresses and directories.
+/// The reports of mistakes that a comparison does not find: it does not use the files, addresses and
+/// directories that hob.toml names.
 const NOT_COMPARED: [&str; 4] =
     ["/missing", "cannot listen on tcp:192.0.2.1:45018", "/missing.pem", "cannot lend flash in /proc/lent"];
 

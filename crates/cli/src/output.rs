@@ -55,8 +55,8 @@ pub(super) fn tell(text: &str) {
     let _ = writeln!(io::stderr(), "{}", printable(&without_error_numbers(text)));
 }
 
-/// Replaces control characters except line feeds and tabs by escapes, because a terminal obeys them.
-/// They may come from a VM (QMP), from another host, or from the name of a file.
+/// Replaces control characters except line feeds and tabs by escapes, because a terminal obeys
+/// them. They may come from a VM (QMP), from another host, or from the name of a file.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
     let is_unsafe = |c: char| c.is_control() && c != '\n' && c != '\t';
     if !text.contains(is_unsafe) {

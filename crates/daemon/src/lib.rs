@@ -264,8 +264,8 @@ fn prepare_lending(directory: &Path) -> io::Result<()> {
     std::fs::read_dir(directory).map(drop)
 }
 
-/// Returns an error for each address of a configuration at which this host cannot listen according to
-/// `check`.
+/// Returns an error for each address of a configuration at which this host cannot listen according
+/// to `check`.
 fn unusable_addresses(
     config: &Config,
     check: impl Fn(&str, &Endpoint, Option<&str>) -> io::Result<()>,

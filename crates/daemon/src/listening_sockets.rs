@@ -30,8 +30,8 @@ pub(crate) fn name(protocol: &str, endpoint: &Endpoint) -> String {
 }
 
 /// Checks that this host can listen at an address, and that the file of a new Unix socket can be
-/// created. `daemon` is the value of [`VARIABLE`], or `None` if it is unknown which sockets a running
-/// daemon has.
+/// created. `daemon` is the value of [`VARIABLE`], or `None` if it is unknown which sockets a
+/// running daemon has.
 ///
 /// # Errors
 /// Returns the error of the system.
@@ -156,13 +156,13 @@ impl ListeningSockets {
         std::mem::take(&mut self.table().open).into_iter().collect()
     }
 
-    /// Returns the names of the sockets at which this program accepts connections, one on each line.
+    /// Returns the names of the sockets at which this program listens, one on each line.
     pub(crate) fn names(&self) -> String {
         self.table().open.keys().map(String::as_str).collect::<Vec<_>>().join("\n")
     }
 
-    /// Closes inherited sockets whose names are not in `used`. This program may then use their ports
-    /// at other addresses.
+    /// Closes inherited sockets whose names are not in `used`. This program may then use their
+    /// ports at other addresses.
     pub(crate) fn close_unused(&self, used: &BTreeSet<String>) {
         let inherited = std::mem::take(&mut self.table().inherited);
         let (kept, unused): (BTreeMap<_, _>, BTreeMap<_, _>) =

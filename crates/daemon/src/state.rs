@@ -464,8 +464,8 @@ impl Store {
         written().map_err(|source| StateError::Io { doing: "save", path: target.clone(), source })
     }
 
-    /// Checks that a state of the usual size can be written to the directory, or that a directory that
-    /// does not exist yet can be created.
+    /// Checks that a state of the usual size can be written to the directory, or that a missing
+    /// directory can be created.
     pub(crate) fn check_writable(directory: &Path) -> Result<(), StateError> {
         let path = directory.join(format!("check.{}", std::process::id()));
         if !directory.exists() {

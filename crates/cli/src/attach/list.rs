@@ -33,7 +33,7 @@ const VM_MAX: Duration = Duration::from_secs(2);
 
 /// A VM's use of hob's disk, if nothing is wrong.
 const USES_HOB: &str = "uses hob";
-/// A VM's use of hob's disk while a command is working on the VM, and QEMU answers only that command.
+/// A VM's use of hob's disk while a command is working on the VM. QEMU answers only that command.
 const CHANGING: &str = "being changed";
 
 /// An attached disk.

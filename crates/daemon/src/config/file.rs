@@ -1,5 +1,5 @@
-//! Reading hob.toml. The file must be a regular file of limited length, because reading a FIFO could
-//! wait forever, and some devices have no end.
+//! Reading hob.toml. The file must be a regular file of limited length, because reading a FIFO
+//! could wait forever, and some devices have no end.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -113,8 +113,8 @@ struct Asked {
     said: String,
 }
 
-/// Runs the program's check, with the names of this program's listening sockets. Ends the check early
-/// when `is_cancelled` returns true.
+/// Runs the program's check, with the names of this program's listening sockets. Ends the check
+/// early when `is_cancelled` returns true.
 fn ask(program: &PathBuf, sockets: &str, is_cancelled: impl Fn() -> bool) -> io::Result<Asked> {
     let mut words = File::from(memfd_create("hob-check", MemfdFlags::CLOEXEC)?);
     let mut command = Command::new(program);
