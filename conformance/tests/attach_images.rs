@@ -53,10 +53,15 @@ fn an_image_that_cannot_be_attached_is_refused_before_any_step() {
     stage.image("disk.vdi", "vdi", &[]);
     let data = format!("data_file={}", stage.scratch.text("disk.data"));
     stage.image("data.qcow2", "qcow2", &["-o", &data]);
-    for (name, format, reason) in
-        [("disk.vdi", "vdi", "only raw and qcow2 images"), ("data.qcow2", "qcow2", "data_file")]
-    {
-        let vm = stage.start(name, format, "");
+    stage.image("served.img", "raw", &[]);
+    stage.daemon.ctl(&["disk", "add", "served", "--backing", &stage.scratch.text("served.img")]);
+    // hob has locked the image that it serves.
+    for (name, format, more, reason) in [
+        ("disk.vdi", "vdi", "", "only raw and qcow2 images"),
+        ("data.qcow2", "qcow2", "", "data_file"),
+        ("served.img", "raw", ",locking=off", "as the disk served"),
+    ] {
+        let vm = stage.start(name, format, more);
         let ways: [&[&str]; 2] = [&["--dry-run"], &[]];
         for more in ways {
             let said = stage.refused("attach", more);

@@ -34,7 +34,8 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use execution::{Work, drain_if_present, tell};
 use hob_control::client::Client;
-use hob_control::{CacheEnable, CacheSettings, Pool, Size};
+use hob_control::{CacheEnable, CacheSettings, Disk, Pool, Size};
+use image::is_same_file;
 use interrupt::{Interrupt, OnSignal};
 use locks::Locks;
 use plan::{Goal, State, Step, steps};
@@ -42,6 +43,8 @@ use qmp::{Absence, Monitor, NotRunning};
 use record::{Method, Record, Records};
 use survey::{Persistent, Vm, Wanted};
 use target::{Kind, Target};
+use threads::in_thread;
+use tokio::time::timeout;
 
 use super::pool::absolute;
 use super::remote::{converse, explain};
@@ -52,6 +55,8 @@ use super::{DryRunEnded, Global};
 pub(super) const RECORDS: &str = "/var/lib/hob/attach";
 /// Minimum size of a cache if `--size` is absent, bytes.
 const CACHE_MIN_BYTES: u64 = 64 << 20;
+/// Maximum time for the comparison of an image with the backings of hob's disks.
+const BACKINGS_MAX: Duration = Duration::from_secs(2);
 /// If `--size` is absent, the size of the cache is the image size divided by this number.
 const CACHE_PART: u64 = 10;
 
@@ -204,7 +209,8 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         }
         check_distinct(&wanted, &record)?;
         locks.add_disk(&record.disk)?;
-        let is_taken = client.disks().await.map_err(explain)?.iter().any(|disk| disk.name == record.disk);
+        let disks = client.disks().await.map_err(explain)?;
+        let is_taken = disks.iter().any(|disk| disk.name == record.disk);
         let is_own = earlier.is_some_and(|earlier| earlier.disk == record.disk);
         if is_taken && !is_own {
             bail!(
@@ -220,6 +226,16 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
                 "another VM has an attached disk {}, which would be the name of {} in hob; 'hob attach --list' shows \
                  it. Detach it, or rename one of the VMs",
                 record.disk,
+                record.label
+            );
+        }
+        // Otherwise hob would find this out while the VM is paused, when hob cannot lock the image.
+        let others = disks.iter().filter(|disk| !known.iter().any(|record| record.disk == disk.name));
+        if let Some(other) = disk_of_image(others, &record.file).await {
+            bail!(
+                "hob already serves {} as the disk {other}, so {} cannot be attached. Start the VM with that disk, or \
+                 remove it with 'hob disk remove {other}'",
+                record.file.display(),
                 record.label
             );
         }
@@ -432,6 +448,18 @@ fn cache(args: &Attach, pool: &Pool, earlier: Option<&Record>) -> CacheEnable {
 fn has_cache_options(args: &Attach) -> bool {
     let settings: CacheSettings = args.settings.clone().into();
     args.pool.is_some() || args.size.is_some() || settings != CacheSettings::default()
+}
+
+/// Returns the disk that serves an image. Returns `None` if the filesystem of a backing does not
+/// answer.
+async fn disk_of_image<'a>(disks: impl Iterator<Item = &'a Disk>, image: &Path) -> Option<String> {
+    let paths = disks.filter(|disk| disk.backing.starts_with('/'));
+    let paths: Vec<(String, PathBuf)> =
+        paths.map(|disk| (disk.name.clone(), PathBuf::from(&disk.backing))).collect();
+    let image = image.to_owned();
+    let found = in_thread(move || paths.into_iter().find(|(_, path)| is_same_file(path, &image)));
+    let (disk, _) = timeout(BACKINGS_MAX, found).await.ok()?.ok()??;
+    Some(disk)
 }
 
 /// Refuses a disk that would have the same name in hob as another disk of the same command.
@@ -668,6 +696,24 @@ mod tests {
         let found = of_names(&records, &["libvirt:0b1c", "libvirt:web"].map(str::to_owned)).unwrap();
         let disks: Vec<&str> = found.iter().map(|record| record.disk.as_str()).collect();
         assert_eq!(disks, ["b", "a"]);
+    }
+
+    #[test]
+    fn an_image_that_hob_serves_already_is_found() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let [image, link] = ["image", "link"].map(|name| dir.path().join(name));
+        std::fs::write(&image, "x").unwrap();
+        std::os::unix::fs::symlink(&image, &link).unwrap();
+        let disk = |name: &str, backing: &Path| Disk {
+            name: name.to_owned(),
+            backing: backing.display().to_string(),
+            ..Disk::default()
+        };
+        let disks = [disk("nbd", Path::new("nbd://host/image")), disk("web", &link)];
+        let found = |disks: &[Disk]| runtime.block_on(disk_of_image(disks.iter(), &image));
+        assert_eq!(found(&disks).as_deref(), Some("web"));
+        assert_eq!(found(&disks[..1]), None);
     }
 
     #[test]

@@ -37,6 +37,7 @@ mod tls;
 mod upgrade;
 mod vhost_user;
 mod watchdog;
+mod writable;
 
 pub use allow::{AllowEntry, ClientMatch};
 pub use cache_settings::simulated as simulated_cache;
@@ -51,6 +52,8 @@ pub use swap::turn_off_as_child;
 pub use tls::{CertificateMatch, TlsFiles};
 pub use upgrade::{abandon as abandon_hand_over, can_take_over};
 
+use std::collections::BTreeSet;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -162,6 +165,9 @@ impl Plan {
     /// Creates the plan of a daemon from a configuration, and locks the state directory.
     fn of_config(config: Config) -> anyhow::Result<Plan> {
         let guard = control_guard(&config)?;
+        check_cluster(&config)?;
+        config.refuse(unusable_addresses(&config, listening_sockets::check_port))?;
+        lending(&config, prepare_lending)?;
         let (store, state) = Store::open(&config.state_dir)?;
         Ok(Plan {
             sockets: SocketAccess::of(&config.sockets())?,
@@ -194,6 +200,8 @@ impl Plan {
             outside.extend(check_migrate(config).err());
         }
         outside.extend(check_cluster(config).err());
+        outside.extend(unusable_addresses(config, listening_sockets::check_address));
+        outside.extend(lending(config, writable::check).err());
         // A directory whose state cannot be read is reported once.
         let state = State::read(&config.state_dir).and_then(|_| Store::check_writable(&config.state_dir));
         outside.extend(state.err().map(|error| config.error_at("state_dir", &error.into())));
@@ -251,6 +259,43 @@ fn check_migrate(config: &Config) -> Result<(), ConfigError> {
 fn check_cluster(config: &Config) -> Result<(), ConfigError> {
     let Some(cluster) = &config.cluster else { return Ok(()) };
     cluster.tls().map(drop).map_err(|error| config.error_at("cluster", &error.into()))
+}
+
+/// Calls `prepare` for the directory of lent flash.
+fn lending(config: &Config, prepare: impl Fn(&Path) -> io::Result<()>) -> Result<(), ConfigError> {
+    let Some(directory) = &config.peers.lend else { return Ok(()) };
+    prepare(directory).map_err(|error| {
+        let what = format!("cannot lend flash in {}", directory.display());
+        config.error_at("peers.lend", &anyhow::Error::from(error).context(what))
+    })
+}
+
+/// Creates the directory of lent flash, and checks that it can be read.
+fn prepare_lending(directory: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(directory)?;
+    std::fs::read_dir(directory).map(drop)
+}
+
+/// Returns an error for each address of a configuration at which this host cannot listen according
+/// to `check`.
+fn unusable_addresses(
+    config: &Config,
+    check: impl Fn(&str, &Endpoint, Option<&str>) -> io::Result<()>,
+) -> Vec<ConfigError> {
+    let daemon = std::env::var(listening_sockets::VARIABLE).ok();
+    let control = config.control.listen.iter().enumerate();
+    let control = control.map(|(number, endpoint)| (format!("control.listen.{number}"), "control", endpoint));
+    let plain = config.listen.iter().enumerate();
+    let plain = plain.map(|(number, endpoint)| (format!("listen.{number}"), "nbd", endpoint));
+    let nbd = config.nbd.iter().enumerate();
+    let nbd = nbd.map(|(number, entry)| (format!("nbd.{number}.listen"), "nbd", &entry.listen));
+    let addresses = control.chain(plain).chain(nbd);
+    let errors = addresses.filter_map(|(at, protocol, endpoint)| {
+        let error = check(protocol, endpoint, daemon.as_deref()).err()?;
+        let error = anyhow::Error::from(error).context(format!("cannot listen on {endpoint}"));
+        Some(config.error_at(&at, &error))
+    });
+    errors.collect()
 }
 
 /// Returns the NBD addresses of a configuration. Reads certificates and keys.
@@ -340,6 +385,10 @@ async fn serve(
         BackingOptions { wait_max: wait_max(limits.backing_timeout()), ..BackingOptions::default() };
     let exports = Exports::default();
     let mut tasks = JoinSet::new();
+    let controls = control.iter().map(|endpoint| listening_sockets::name("control", endpoint));
+    let nbd = listen.iter().map(|address| listening_sockets::name("nbd", &address.endpoint));
+    let used: BTreeSet<String> = controls.chain(nbd).collect();
+    listening.close_unused(&used);
     // The API sockets are bound first, so that a second daemon with the same configuration stops
     // here.
     let mut controls = Vec::new();
@@ -404,7 +453,6 @@ async fn serve(
     // The listeners have clones; relay threads end when the last clone is dropped.
     drop(relays);
     spawn_controls(&mut tasks, controls, &services);
-    listening.close_unused();
     let _ = lifecycle.ready.set(());
     notifier.ready(&services);
     if let Some(accepted) = accepted {

@@ -18,6 +18,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::stripe;
+use crate::writable;
 
 mod bitmap;
 mod cache;
@@ -463,12 +464,13 @@ impl Store {
         written().map_err(|source| StateError::Io { doing: "save", path: target.clone(), source })
     }
 
-    /// Checks that a state of the usual size can be written to the directory. A directory that does
-    /// not exist yet passes.
+    /// Checks that a state of the usual size can be written to the directory, or that a missing
+    /// directory can be created.
     pub(crate) fn check_writable(directory: &Path) -> Result<(), StateError> {
         let path = directory.join(format!("check.{}", std::process::id()));
         if !directory.exists() {
-            return Ok(());
+            let fault = |source| StateError::Io { doing: "create", path: directory.to_owned(), source };
+            return writable::check(directory).map_err(fault);
         }
         let written = create_private(&path).and_then(|mut file| {
             file.write_all(&[b'\n'; 4 * SPARE_BYTES])?;

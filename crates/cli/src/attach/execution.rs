@@ -5,7 +5,6 @@ mod nodes;
 mod started;
 mod stopped;
 
-use std::io::{self, Write as _};
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,6 +26,7 @@ use super::retries::{DAEMON_MAX, Passes, RESTARTS_MAX, Restarts, lock_time_max};
 use super::survey::room;
 use super::test_stop::{self, TestStop};
 use crate::drain::drain_first;
+pub(super) use crate::output::tell;
 use crate::remote::explain;
 
 /// Name of the QEMU object which records that hob paused the VM. The object outlives a killed
@@ -632,11 +632,6 @@ pub(super) async fn drain_if_present(client: &Client, disk: &str) -> anyhow::Res
             result => return result,
         }
     }
-}
-
-/// Writes a message to stderr, and ignores a closed stderr.
-pub(super) fn tell(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
 }
 
 #[cfg(test)]

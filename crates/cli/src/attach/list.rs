@@ -4,6 +4,7 @@
 //! listed too.
 
 use std::path::Path as FilePath;
+use std::slice;
 use std::time::Duration;
 
 use anyhow::anyhow;
@@ -17,6 +18,7 @@ use super::definition;
 use super::execution::{MARK, tell};
 use super::graph::Graph;
 use super::libvirt;
+use super::locks;
 use super::overlay::{NotDirect, SINCE_START, path};
 use super::plan::{Definition, Goal, Path};
 use super::qmp::{Absence, NotRunning};
@@ -31,6 +33,8 @@ const VM_MAX: Duration = Duration::from_secs(2);
 
 /// A VM's use of hob's disk, if nothing is wrong.
 const USES_HOB: &str = "uses hob";
+/// A VM's use of hob's disk while a command is working on the VM. QEMU answers only that command.
+const CHANGING: &str = "being changed";
 
 /// An attached disk.
 #[derive(Debug, Serialize)]
@@ -76,7 +80,7 @@ pub(super) fn run(directory: &FilePath, global: &Global) -> anyhow::Result<()> {
         let disks = disks.ok();
         let mut rows = Vec::new();
         for records in records.chunk_by(|one, other| one.target == other.target) {
-            let uses = uses(records).await;
+            let uses = uses(directory, records).await;
             let rows_of_vm = records.iter().zip(uses).map(|(record, its)| row(record, disks.as_deref(), its));
             rows.extend(rows_of_vm);
         }
@@ -107,7 +111,7 @@ fn row(record: &Record, disks: Option<&[Disk]>, its: Use) -> Row {
     let state = match found {
         None => "unknown".to_owned(),
         Some(None) => "hob does not have the disk".to_owned(),
-        Some(Some(disk)) if disk.cache.is_none() && its.vm != SINCE_START => {
+        Some(Some(disk)) if disk.cache.is_none() && ![SINCE_START, CHANGING].contains(&its.vm) => {
             "not complete; repeat 'hob attach' or 'hob detach'".to_owned()
         }
         Some(Some(disk)) => word(&disk.state),
@@ -124,8 +128,8 @@ fn row(record: &Record, disks: Option<&[Disk]>, its: Use) -> Row {
     }
 }
 
-/// Returns how one VM uses its attached disks.
-async fn uses(records: &[Record]) -> Vec<Use> {
+/// Returns how one VM uses its attached disks. `directory` has the records.
+async fn uses(directory: &FilePath, records: &[Record]) -> Vec<Use> {
     let target = &records[0].target;
     let all = |vm, note: Option<String>| vec![Use { vm, note }; records.len()];
     match timeout(VM_MAX, ask(target, records)).await {
@@ -148,6 +152,9 @@ async fn uses(records: &[Record]) -> Vec<Use> {
         }
         Ok(Err(error)) => all("unknown", Some(format!("{target}: {error:#}"))),
         Err(_) => {
+            if let Some(command) = working(directory, target) {
+                return all(CHANGING, Some(format!("{target}: {command} is working on the VM")));
+            }
             let note = match target.starts_with("libvirt:") {
                 true => "libvirt or QEMU did not answer in time; repeat the command",
                 false => "QEMU does not answer; another program may be connected to its QMP socket",
@@ -155,6 +162,12 @@ async fn uses(records: &[Record]) -> Vec<Use> {
             all("unknown", Some(format!("{target}: {note}")))
         }
     }
+}
+
+/// Returns the command that is working on a VM, if there is one.
+fn working(directory: &FilePath, target: &str) -> Option<String> {
+    let target: Target = target.parse().ok()?;
+    locks::holder(directory, &target.locked(slice::from_ref(&target.text)))
 }
 
 async fn ask(target: &str, records: &[Record]) -> anyhow::Result<Vec<Use>> {
@@ -354,16 +367,17 @@ mod tests {
     #[test]
     fn a_disk_that_the_vm_was_started_with_is_complete_without_a_cache() {
         let disk = Disk { name: "web-vda".to_owned(), ..Disk::default() };
-        let state = |vm| row(&record(), Some(std::slice::from_ref(&disk)), Use { vm, note: None }).state;
+        let state = |vm| row(&record(), Some(slice::from_ref(&disk)), Use { vm, note: None }).state;
         assert!(state(USES_HOB).starts_with("not complete"), "{}", state(USES_HOB));
         assert_eq!(state(SINCE_START), word(&disk.state));
+        assert_eq!(state(CHANGING), word(&disk.state), "its command is not interrupted");
     }
 
     #[test]
     fn a_vm_that_does_not_run_is_listed_with_what_to_do() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let records = [Record { target: "qmp:/nowhere/web.qmp".to_owned(), ..record() }];
-        let uses = runtime.block_on(uses(&records));
+        let uses = runtime.block_on(uses(FilePath::new("/nowhere"), &records));
         assert_eq!((uses.len(), uses[0].vm), (1, "stopped"));
         let note = uses[0].note.as_deref().unwrap();
         assert!(

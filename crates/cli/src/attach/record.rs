@@ -195,7 +195,11 @@ impl Records {
             fs::rename(&new, &path)?;
             File::open(&self.directory)?.sync_all()
         };
-        write().with_context(|| format!("cannot write {}", path.display()))
+        let written = write();
+        if written.is_err() {
+            let _ = fs::remove_file(&new);
+        }
+        written.with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Deletes a record durably.

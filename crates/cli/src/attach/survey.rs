@@ -12,14 +12,14 @@ use hob_control::{CacheEnable, check_name};
 use serde_json::{Value, json};
 
 use super::graph::{Device, Graph, Node, is_made_up};
-use super::image::Image;
+use super::image::{Image, is_same_file};
 use super::libvirt;
 use super::options::{
     drive_discards, given as given_options, name_or, node_name, not_repeatable, of_hob, of_image, of_parent,
 };
 use super::plan::Goal;
 use super::proxmox;
-use super::qmp::Monitor;
+use super::qmp::{Monitor, one_line};
 use super::record::{Method, Record};
 use super::threads::in_thread;
 use crate::output::word;
@@ -66,7 +66,7 @@ impl Vm {
     pub(super) async fn look(monitor: &mut Monitor, default_name: &str) -> anyhow::Result<Vm> {
         let graph = Graph::read(monitor).await?;
         let name = monitor.ask("query-name", json!({})).await?;
-        let name = name["name"].as_str().unwrap_or(default_name).to_owned();
+        let name = one_line(name["name"].as_str().unwrap_or(default_name));
         let pid = monitor.pid();
         let process = pid.map(|pid| PathBuf::from(format!("/proc/{pid}")));
         let command_line = process.as_ref().and_then(|process| std::fs::read(process.join("cmdline")).ok());
@@ -84,7 +84,10 @@ impl Vm {
         let status = status["status"].as_str().unwrap_or_default();
         let is_detached_after_error = goal == Goal::Detached && status == "io-error";
         if !STATES.contains(&status) && !is_detached_after_error {
-            bail!("the VM is in the state '{status}'; hob changes disks only while the VM runs or is paused");
+            bail!(
+                "the VM is in the state '{}'; hob changes disks only while the VM runs or is paused",
+                one_line(status)
+            );
         }
         let migration = monitor.ask("query-migrate", json!({})).await?;
         let migration = migration["status"].as_str().unwrap_or_default();
@@ -264,7 +267,7 @@ impl Vm {
         let directory = self.directory.as_deref().unwrap_or(Path::new(""));
         let has_file = |node: &Node| {
             matches!(node.driver.as_str(), "file" | "host_device")
-                && libvirt::is_same_path(&directory.join(file_name(node)), file)
+                && is_same_file(&directory.join(file_name(node)), file)
         };
         self.graph.nodes.iter().find(|(name, node)| *name != image && has_file(node)).map(|(name, _)| name)
     }

@@ -312,7 +312,9 @@ fn a_fifo_as_certificate_or_token_is_refused() {
     let fifo = fifo.display();
     let nbd = "[[nbd]]\nlisten = \"tcp:127.0.0.1:45003\"\n";
     let tls = format!("{nbd}tls = {{ cert = \"{fifo}\", key = \"{fifo}\" }}\n");
-    for text in [tls, format!("[control]\ntoken_file = \"{fifo}\"\n")] {
+    let token = format!("[control]\ntoken_file = \"{fifo}\"\n");
+    let cluster = format!("[cluster]\netcd = [\"https://127.0.0.1:1\"]\nca = \"{fifo}\"\n");
+    for text in [tls, token, cluster] {
         std::fs::write(&path, format!("state_dir = \"{}\"\n{text}", dir.path().display())).unwrap();
         let error = crate::Plan::check_config(&Config::load(&path).unwrap()).unwrap_err().to_string();
         assert!(error.contains("/fifo: the path leads to a FIFO, not to a regular file"), "{error}");
