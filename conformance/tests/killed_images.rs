@@ -1,6 +1,8 @@
 //! hob is killed while it serves an image, with or without the image's `qemu-nbd`. Guests get a
 //! report of lost writes, and only then.
 
+use std::time::Duration;
+
 use conformance::nbd_client::Client;
 use conformance::process::{Process, alive, descendants};
 use conformance::scratch::wait_for;
@@ -21,27 +23,34 @@ fn image(scratch: &Scratch) -> String {
     image
 }
 
-fn kill(hob: &mut Process, killed: Killed) {
+/// Kills hob while its `qemu-nbd` is stopped. The kernel then sends SIGTERM to `qemu-nbd`, which a
+/// stopped process does not handle. Returns the process id of `qemu-nbd`.
+fn kill_with_stopped_server(hob: &mut Process) -> u32 {
     let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let found = descendants(hob.pid()).into_iter().find(|&pid| name(pid).trim() == "qemu-nbd");
     let server = found.expect("hob opens an image through a qemu-nbd of its own");
-    let send = |signal| kill_process(Pid::from_raw(server.cast_signed()).unwrap(), signal).unwrap();
+    send(server, Signal::STOP);
+    wait_for("the stop of qemu-nbd", || {
+        let stat = std::fs::read_to_string(format!("/proc/{server}/stat")).unwrap();
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+    });
+    hob.kill();
+    server
+}
+
+fn send(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal).unwrap();
+}
+
+fn kill(hob: &mut Process, killed: Killed) {
     match killed {
         Killed::Hob => hob.kill(),
         Killed::HobAndQemuNbd => {
-            // When hob ends, the kernel sends SIGTERM to the server. A stopped process does not handle it.
-            send(Signal::STOP);
-            wait_for("the stop of qemu-nbd", || is_stopped(server));
-            hob.kill();
-            send(Signal::KILL);
+            let server = kill_with_stopped_server(hob);
+            send(server, Signal::KILL);
             wait_for("the end of qemu-nbd", || !alive(server));
         }
     }
-}
-
-fn is_stopped(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
 }
 
 /// Returns for two flushes in a row whether they succeed.
@@ -107,6 +116,24 @@ fn a_write_that_flash_has_is_not_reported() {
     hob.connect().write(0, &[1; 4096]).unwrap();
     kill(&mut hob.process, Killed::HobAndQemuNbd);
     let hob = serve.start(&scratch);
+    assert_eq!(flushes(&mut hob.connect()), [true, true]);
+    assert_eq!(hob.connect().read(0, 4096).unwrap(), [1; 4096]);
+    hob.stop();
+}
+
+#[test]
+fn a_new_hob_waits_until_a_former_qemu_nbd_has_stored_its_changes() {
+    let scratch = Scratch::new();
+    let serve = Serve::disk(&image(&scratch));
+    let mut hob = serve.start(&scratch);
+    hob.connect().write(0, &[1; 4096]).unwrap();
+    let server = kill_with_stopped_server(&mut hob.process);
+    let slow = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(1));
+        send(server, Signal::CONT);
+    });
+    let hob = serve.start(&scratch);
+    slow.join().unwrap();
     assert_eq!(flushes(&mut hob.connect()), [true, true]);
     assert_eq!(hob.connect().read(0, 4096).unwrap(), [1; 4096]);
     hob.stop();

@@ -102,26 +102,32 @@ fn base() -> PathBuf {
 /// ignored: the images of these processes stay locked, and their marks stay.
 pub fn remove_leftovers() {
     let Ok(entries) = fs::read_dir(base()) else { return };
-    let (mut leftovers, mut others) = (Vec::new(), Vec::new());
-    for path in entries.flatten().map(|entry| entry.path()).filter(|path| is_ours(path)) {
-        let Ok(lock) = File::open(&path) else { continue };
-        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let _ = symlink(REMOVER, path.join(REMOVER));
-            leftovers.push((path, lock));
-        } else if is_there(&path.join(REMOVER)) {
-            others.push(path);
-        }
-    }
+    let mut found: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(|path| is_ours(path)).collect();
     let deadline = Instant::now() + END_MAX;
-    if !leftovers.is_empty() {
-        end_servers(&leftovers, deadline);
-    }
-    for (path, _lock) in &leftovers {
-        settle(path);
-        let _ = fs::remove_dir_all(path);
-    }
-    // Another hob that starts at the same time removes these. Their images are locked until then.
-    while Instant::now() < deadline && others.iter().any(|path| is_there(&path.join(REMOVER))) {
+    loop {
+        let (mut leftovers, mut others) = (Vec::new(), Vec::new());
+        for path in found {
+            let Ok(lock) = File::open(&path) else { continue };
+            if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                let _ = symlink(REMOVER, path.join(REMOVER));
+                leftovers.push((path, lock));
+            } else if is_there(&path.join(REMOVER)) {
+                others.push(path);
+            }
+        }
+        if !leftovers.is_empty() {
+            end_servers(&leftovers, deadline);
+        }
+        for (path, _lock) in &leftovers {
+            settle(path);
+            let _ = fs::remove_dir_all(path);
+        }
+        if others.is_empty() || Instant::now() >= deadline {
+            return;
+        }
+        // Another hob that starts at the same time removes these, unless it is killed. Their images
+        // may be locked until then.
+        found = others;
         std::thread::sleep(CHECK_PAUSE);
     }
 }
