@@ -12,9 +12,9 @@
 //! image and replaces the first child on the same socket. The second child sees the image as the
 //! other host has left it, and the NBD connection is opened again.
 //!
-//! The child acknowledges writes before it has stored all metadata of the image. So a writable image
-//! has a [mark](crate::unflushed_mark). If hob is killed and the child ends by itself, nothing is
-//! lost ([`child_dirs`]).
+//! The child acknowledges writes before it has stored all metadata of the image. So a writable
+//! image has a [mark](crate::unflushed_mark). If hob is killed and the child ends by itself,
+//! nothing is lost ([`child_dirs`]).
 //!
 //! An image with a backing file can be a clone that reads blocks of its backing file from another
 //! disk ([`clone`]).

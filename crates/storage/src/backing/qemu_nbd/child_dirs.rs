@@ -1,8 +1,8 @@
 //! The directories of child processes, and the removal of directories that a killed hob left.
 //!
 //! Each directory is locked while the hob process that created it runs. A directory without a lock
-//! is a leftover of a killed hob, if it is older than [`AGE_MIN`] or names a mark. A `qemu-nbd` that
-//! uses the directory may still run, lock an image and have unflushed changes.
+//! is a leftover of a killed hob, if it is older than [`AGE_MIN`] or names a mark. A `qemu-nbd`
+//! that uses the directory may still run, lock an image and have unflushed changes.
 //!
 //! The directory of a writable image names the image's [mark](crate::unflushed_mark). `qemu-nbd`
 //! removes its socket when it ends by itself, after it has flushed and closed the image. A killed
@@ -97,12 +97,13 @@ fn base() -> PathBuf {
 }
 
 /// Removes the directories that a killed hob of this user left, and ends the `qemu-nbd` processes
-/// that use them. A process that does not end within [`END_MAX`] is killed. Reduces the marks of the
-/// images whose changes are stored. Call this function before an image is opened. Errors are
+/// that use them. A process that does not end within [`END_MAX`] is killed. Reduces the marks of
+/// the images whose changes are stored. Call this function before an image is opened. Errors are
 /// ignored: the images of these processes stay locked, and their marks stay.
 pub fn remove_leftovers() {
     let Ok(entries) = fs::read_dir(base()) else { return };
-    let mut found: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(|path| is_ours(path)).collect();
+    let mut found: Vec<_> =
+        entries.flatten().map(|entry| entry.path()).filter(|path| is_ours(path)).collect();
     let deadline = Instant::now() + END_MAX;
     loop {
         let (mut leftovers, mut others) = (Vec::new(), Vec::new());
@@ -156,8 +157,8 @@ fn end_servers(leftovers: &[(PathBuf, File)], deadline: Instant) {
     }
 }
 
-/// Reduces the mark of the image of a leftover, if the last `qemu-nbd` in the directory has ended by
-/// itself. Call this function when no `qemu-nbd` can remove its socket any more.
+/// Reduces the mark of the image of a leftover, if the last `qemu-nbd` in the directory has ended
+/// by itself. Call this function when no `qemu-nbd` can remove its socket any more.
 fn settle(directory: &Path) {
     let link = directory.join(MARK);
     let Ok(mark) = fs::read_link(&link) else { return };
