@@ -1,12 +1,15 @@
 //! hob is killed while it serves an image, with or without the image's `qemu-nbd`. Guests get a
 //! report of lost writes, and only then.
 
+use std::path::PathBuf;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
+use conformance::data::empty_file;
 use conformance::nbd_client::Client;
 use conformance::process::{Process, alive, descendants};
 use conformance::scratch::wait_for;
-use conformance::{Scratch, Serve, Tool};
+use conformance::{MIB, Scratch, Serve, Tool};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The processes that are killed.
@@ -121,17 +124,42 @@ fn a_write_that_flash_has_is_not_reported() {
     hob.stop();
 }
 
+/// Continues a stopped `qemu-nbd` after a second.
+fn resume_later(server: u32) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(1));
+        send(server, Signal::CONT);
+    })
+}
+
 #[test]
 fn a_new_hob_waits_until_a_former_qemu_nbd_has_stored_its_changes() {
     let scratch = Scratch::new();
     let serve = Serve::disk(&image(&scratch));
     let mut hob = serve.start(&scratch);
     hob.connect().write(0, &[1; 4096]).unwrap();
+    let slow = resume_later(kill_with_stopped_server(&mut hob.process));
+    let hob = serve.start(&scratch);
+    slow.join().unwrap();
+    assert_eq!(flushes(&mut hob.connect()), [true, true]);
+    assert_eq!(hob.connect().read(0, 4096).unwrap(), [1; 4096]);
+    hob.stop();
+}
+
+/// A hob with another disk, which starts earlier, ends the former `qemu-nbd`.
+#[test]
+fn a_new_hob_waits_until_another_hob_has_ended_the_former_qemu_nbd() {
+    let (scratch, other) = (Scratch::new(), Scratch::new());
+    let serve = Serve::disk(&image(&scratch));
+    let mut hob = serve.start(&scratch);
+    hob.connect().write(0, &[1; 4096]).unwrap();
     let server = kill_with_stopped_server(&mut hob.process);
-    let slow = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_secs(1));
-        send(server, Signal::CONT);
-    });
+    let line = std::fs::read_to_string(format!("/proc/{server}/cmdline")).unwrap();
+    let socket = PathBuf::from(line.split('\0').skip_while(|word| *word != "--socket").nth(1).unwrap());
+    empty_file(&other.path("disk.img"), MIB);
+    let _other = Serve::disk(&other.text("disk.img")).launch(&other);
+    wait_for("the other hob", || socket.with_file_name("remover").symlink_metadata().is_ok());
+    let slow = resume_later(server);
     let hob = serve.start(&scratch);
     slow.join().unwrap();
     assert_eq!(flushes(&mut hob.connect()), [true, true]);

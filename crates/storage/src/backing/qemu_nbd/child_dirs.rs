@@ -162,13 +162,9 @@ fn end_servers(leftovers: &[(PathBuf, File)], deadline: Instant) {
 fn settle(directory: &Path) {
     let link = directory.join(MARK);
     let Ok(mark) = fs::read_link(&link) else { return };
-    if is_there(&directory.join(SOCKET)) {
-        tracing::warn!(
-            "the qemu-nbd in {}, which a killed hob process left, did not end by itself; unflushed writes to \
-             its image may be lost",
-            directory.display()
-        );
-    } else if let Err(error) = unflushed_mark::note_stored(&mark) {
+    if !is_there(&directory.join(SOCKET))
+        && let Err(error) = unflushed_mark::note_stored(&mark)
+    {
         tracing::warn!("{error}; guests get a report of lost writes, although no write is lost");
     }
     // If this process is killed while it removes the directory, a missing socket proves nothing.
