@@ -247,9 +247,9 @@ pub(crate) struct DiskState {
     /// True if the backing is opened without a lock, because a running QEMU has the lock.
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) unlocked: bool,
-    /// Id of the host's boot in which hob serves the disk, while hob's memory may have unflushed
-    /// changes of the disk. If hob is killed in this boot, the file that records these changes must
-    /// exist at the next start.
+    /// Id of the host's boot in which hob serves the disk, while the memory of hob or of its
+    /// `qemu-nbd` may have unflushed changes of the disk. If hob is killed in this boot, the file
+    /// that records these changes must exist at the next start.
     #[serde(default, with = "cache::boot", skip_serializing_if = "Option::is_none")]
     pub(crate) in_memory: Option<BootId>,
     /// True until the disk is served for the first time. If the state was lost, an unreadable cache

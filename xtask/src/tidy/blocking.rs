@@ -88,7 +88,7 @@ const ELSEWHERE: [(&str, &str, usize, &str); 44] = [
     ("pool/other_data.rs", ".read_at(", 1, "on threads of the daemon that create pools"),
     ("pool/reader.rs", ".read_exact_at(", 1, "on threads of the daemon that read caches"),
     ("unflushed_mark.rs", "std::fs::", 2, "finds and removes a file of /dev/shm"),
-    ("unflushed_mark.rs", ".write_all_at(", 2, "writes one byte in /dev/shm"),
+    ("unflushed_mark.rs", ".write_all_at(", 3, "writes two bytes in /dev/shm"),
     (
         "crates/frontends/src/vhost_user/inflight.rs",
         "rustix::fs::fstat",
