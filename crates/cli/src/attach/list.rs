@@ -73,6 +73,7 @@ enum Cpus {
 pub(super) fn run(directory: &FilePath, global: &Global) -> anyhow::Result<()> {
     let records = Records::list(directory)?;
     let rows = converse(global, async |client| {
+        let client = client.with_liveness_check();
         let disks = client.disks().await.map_err(explain);
         if let Err(error) = &disks {
             tell(&format!("note: the state of hob's disks is unknown: {error}"));
