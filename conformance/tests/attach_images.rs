@@ -71,6 +71,24 @@ fn an_image_that_cannot_be_attached_is_refused_before_any_step() {
     }
 }
 
+#[test]
+fn a_vm_whose_name_is_too_long_is_attached_by_another_name() {
+    let stage = Stage::new();
+    stage.image("disk.img", "raw", &[]);
+    let file = format!("driver=file,node-name=image-file,filename={}", stage.scratch.text("disk.img"));
+    let raw = "driver=raw,node-name=image,file=image-file";
+    let device = "virtio-blk-pci,drive=image,id=vda";
+    let disk = ["-blockdev", &file, "-blockdev", raw, "-device", device];
+    let vm = stage.start_with(&[&["-name", &"x".repeat(64)], &disk[..]].concat());
+    let said = stage.refused("attach", &[]);
+    assert!(said.contains("--name"), "{said}");
+    stage.run("attach", &["--name", "web"]);
+    assert!(stage.daemon.disks().contains(&"web-vda".to_owned()));
+    stage.run("detach", &[]);
+    stage.assert_has_no_disk();
+    stage.quit(vm);
+}
+
 /// When hob makes QEMU open the image again, the value of the option `locking` must be the text
 /// `off`.
 #[test]

@@ -96,6 +96,10 @@ pub(crate) struct Attach {
     size: Option<Size>,
     #[command(flatten)]
     settings: Settings,
+    /// Name of the VM in the names of hob's disks; QEMU's name of the VM if absent. Volumes on a
+    /// storage of the type hob (Proxmox VE) keep the names that the storage plugin gives them
+    #[arg(long, value_name = "NAME", conflicts_with = "list")]
+    name: Option<String>,
     /// Method to redirect the VM's requests to hob; chosen by hob if absent
     #[arg(long, value_enum)]
     method: Option<Method>,
@@ -146,7 +150,10 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         true => error,
         false => not_running(error, target),
     })?;
-    let vm = Vm::look(&mut monitor, &default_name(target)).await?;
+    let mut vm = Vm::look(&mut monitor, &default_name(target)).await?;
+    if let Some(name) = &args.name {
+        vm.name.clone_from(name);
+    }
     Vm::check(&mut monitor, Goal::Attached).await?;
     check_jobs(&vm, &mut monitor, client, &records, if args.common.dry_run { &[] } else { &known }).await?;
     let persistent = Rc::new(persistent(target).await?);
@@ -215,8 +222,8 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         if is_taken && !is_own {
             bail!(
                 "hob already has a disk {0}, which would be the name of {1} in hob. 'hob disk show {0}' shows it: if no \
-                 VM uses it, remove it with 'hob disk remove {0}'; if another VM of the same name uses it, rename one \
-                 of the VMs",
+                 VM uses it, remove it with 'hob disk remove {0}'; if another VM of the same name uses it, choose \
+                 another name with --name",
                 record.disk,
                 record.label
             );
@@ -224,7 +231,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         if records.has(&record.disk) && !is_own {
             bail!(
                 "another VM has an attached disk {}, which would be the name of {} in hob; 'hob attach --list' shows \
-                 it. Detach it, or rename one of the VMs",
+                 it. Detach it, or choose another name with --name",
                 record.disk,
                 record.label
             );

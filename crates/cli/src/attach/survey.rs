@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::rc::Rc;
 
 use anyhow::{Context, bail};
-use hob_control::{CacheEnable, check_name};
+use hob_control::{CacheEnable, NAME_CHARS_MAX, check_name};
 use serde_json::{Value, json};
 
 use super::graph::{Device, Graph, Node, is_made_up};
@@ -133,7 +133,20 @@ impl Vm {
     /// Returns the name of hob's disk for a device.
     pub(super) fn disk_name(&self, device: &Device) -> anyhow::Result<String> {
         let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
-        checked(format!("{}-{}", self.name, device.label).chars().map(plain).collect())
+        let name: String = format!("{}-{}", self.name, device.label).chars().map(plain).collect();
+        match check_name(&name) {
+            Ok(()) => Ok(name),
+            // Even a VM's name of one character would be too long.
+            Err(error) if device.label.chars().count() + 2 > NAME_CHARS_MAX => bail!(
+                "'{name}' cannot be the name of a disk of hob: {error}. Restart the VM with a shorter id of the \
+                 device {}, and repeat the command",
+                device.label
+            ),
+            Err(error) => bail!(
+                "'{name}' cannot be the name of a disk of hob: {error}. Choose another name of the VM, such as \
+                 '--name vm1'"
+            ),
+        }
     }
 
     /// Returns the record that `hob attach` saves about a device before it changes anything.
@@ -621,6 +634,29 @@ mod tests {
         let line = ["qemu", "-blockdev", "driver=raw,node-name=image,file=image-file,offset=1048576"];
         let found = record(&vm(&raw("image"), &file, &other, &line)).unwrap();
         assert_eq!(found.parent.unwrap()["offset"], 1 << 20);
+    }
+
+    #[test]
+    fn a_name_that_hobs_disk_cannot_have_is_refused_with_what_to_do() {
+        let name_of = |vm: &str, label: &str| {
+            let vm = Vm {
+                name: vm.to_owned(),
+                graph: Graph::default(),
+                command_line: Vec::new(),
+                directory: None,
+                pid: None,
+            };
+            let (backend, label) = (label.to_owned(), label.to_owned());
+            vm.disk_name(&Device { backend, label, read_only: false, removable: false })
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(name_of("w e b", "vda"), Ok("w-e-b-vda".to_owned()));
+        for vm in ["x".repeat(NAME_CHARS_MAX), "äpfel".to_owned(), "_web".to_owned()] {
+            let error = name_of(&vm, "vda").unwrap_err();
+            assert!(error.contains("1 to 64 letters") && error.contains("'--name vm1'"), "{error}");
+        }
+        let error = name_of("web", &"x".repeat(NAME_CHARS_MAX)).unwrap_err();
+        assert!(error.contains("shorter id of the device"), "{error}");
     }
 
     #[test]
