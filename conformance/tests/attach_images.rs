@@ -71,15 +71,37 @@ fn an_image_that_cannot_be_attached_is_refused_before_any_step() {
     }
 }
 
+/// Options of QEMU for the disk `vda` with a raw image. `file` has the options of the node
+/// `image-file`.
+fn disk_options(file: &str) -> [&str; 6] {
+    let raw = "driver=raw,node-name=image,file=image-file";
+    ["-blockdev", file, "-blockdev", raw, "-device", "virtio-blk-pci,drive=image,id=vda"]
+}
+
+#[test]
+fn a_vm_is_recognized_at_its_second_socket() {
+    let stage = Stage::new();
+    stage.image("disk.img", "raw", &[]);
+    let file = format!("driver=file,node-name=image-file,filename={}", stage.scratch.text("disk.img"));
+    let second = stage.scratch.text("second.sock");
+    let socket = format!("unix:{second},server=on,wait=off");
+    let vm = stage.start_with(&[&["-qmp", socket.as_str()], &disk_options(&file)[..]].concat());
+    stage.run("attach", &[]);
+    let output = stage.output_for(&format!("qmp:{second}"), "attach", &[]);
+    assert!(!output.success(), "{}", output.all());
+    assert!(output.stderr.contains("hob's disk web-vda already"), "{}", output.stderr);
+    assert!(output.stderr.contains("/qmp.sock'"), "the name of the first socket: {}", output.stderr);
+    stage.run("detach", &[]);
+    stage.quit(vm);
+}
+
 #[test]
 fn a_vm_whose_name_is_too_long_is_attached_by_another_name() {
     let stage = Stage::new();
     stage.image("disk.img", "raw", &[]);
     let file = format!("driver=file,node-name=image-file,filename={}", stage.scratch.text("disk.img"));
-    let raw = "driver=raw,node-name=image,file=image-file";
-    let device = "virtio-blk-pci,drive=image,id=vda";
-    let disk = ["-blockdev", &file, "-blockdev", raw, "-device", device];
-    let vm = stage.start_with(&[&["-name", &"x".repeat(64)], &disk[..]].concat());
+    let long = "x".repeat(64);
+    let vm = stage.start_with(&[&["-name", long.as_str()], &disk_options(&file)[..]].concat());
     let said = stage.refused("attach", &[]);
     assert!(said.contains("--name"), "{said}");
     stage.run("attach", &["--name", "web"]);

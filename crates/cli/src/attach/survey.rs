@@ -17,6 +17,7 @@ use super::libvirt;
 use super::options::{
     drive_discards, given as given_options, name_or, node_name, not_repeatable, of_hob, of_image, of_parent,
 };
+use super::overlay::is_connected;
 use super::plan::Goal;
 use super::proxmox;
 use super::qmp::{Monitor, one_line};
@@ -128,6 +129,14 @@ impl Vm {
                 .with_context(|| format!("the VM has no disk {name}; it has: {}", known()))
         };
         names.iter().map(named).collect()
+    }
+
+    /// Returns the record of hob's disk that the VM uses as the device `backend`. `others` has the
+    /// records of other targets, which may be other names of this VM.
+    pub(super) fn attached_by<'a>(&self, backend: &str, others: &'a [Record]) -> Option<&'a Record> {
+        let chain = self.graph.chain(backend).ok()?;
+        let image = self.graph.nodes.get(chain.last()?)?;
+        others.iter().find(|record| is_connected(image, record))
     }
 
     /// Returns the name of hob's disk for a device.
@@ -634,6 +643,28 @@ mod tests {
         let line = ["qemu", "-blockdev", "driver=raw,node-name=image,file=image-file,offset=1048576"];
         let found = record(&vm(&raw("image"), &file, &other, &line)).unwrap();
         assert_eq!(found.parent.unwrap()["offset"], 1 << 20);
+    }
+
+    /// QEMU may have a second QMP socket.
+    #[test]
+    fn a_disk_that_was_attached_by_another_name_of_the_vm_is_found() {
+        let record: Record = serde_json::from_value(json!({
+            "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
+            "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
+            "node": { "node-name": "hob-1", "server": { "type": "unix", "path": "/run/hob/nbd.sock" } },
+            "spare": [{ "node-name": "image-file" }],
+        }))
+        .unwrap();
+        let others = [Record { disk: "db-vda".to_owned(), ..record.clone() }, record];
+        let found = |driver: &str, file: &str| {
+            let (raw, other) = (node("image", "raw", file), node("other", "null-co", ""));
+            let vm = vm(&raw, &node("hob-1", driver, file), &other, &[]);
+            vm.attached_by("vda", &others).map(|record| record.disk.clone())
+        };
+        let uri = "nbd+unix:///web-vda?socket=/run/hob/nbd.sock";
+        assert_eq!(found("nbd", uri).as_deref(), Some("web-vda"));
+        assert_eq!(found("nbd", "nbd+unix:///web-vda?socket=/run/other.sock"), None);
+        assert_eq!(found("file", "/image"), None);
     }
 
     #[test]
