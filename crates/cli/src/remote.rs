@@ -111,3 +111,25 @@ fn file(option: Option<&Path>, variable: &str) -> Option<PathBuf> {
     let from_env = || std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
     option.map(Path::to_owned).or_else(from_env)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_daemon_that_does_not_run_is_to_be_started() {
+        let endpoint = || Endpoint::Unix("/run/hob/control.sock".into());
+        let unreachable =
+            |kind: ErrorKind| ClientError::Unreachable { endpoint: endpoint(), source: kind.into() };
+        let silent = ClientError::TimedOut { endpoint: endpoint(), seconds: 12 };
+        for (error, next) in [
+            (silent, "'systemctl status hob'"),
+            (unreachable(ErrorKind::WouldBlock), "'systemctl status hob'"),
+            (unreachable(ErrorKind::ConnectionRefused), "start it with 'hob daemon'"),
+            (unreachable(ErrorKind::NotFound), "start it with 'hob daemon'"),
+        ] {
+            let error = explain(error).to_string();
+            assert!(error.contains(next), "{error}");
+        }
+    }
+}

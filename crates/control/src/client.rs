@@ -37,10 +37,10 @@ const ANSWER_SECONDS_MAX: u64 = 60;
 
 /// Time without a response after which a client [with a liveness check](Client::with_liveness_check)
 /// makes the check.
-const SILENCE_MAX: Duration = Duration::from_secs(10);
+const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// Longest wait for the response to a liveness check.
-const CHECK_MAX: Duration = Duration::from_secs(2);
+const CHECK_MAX: Duration = Duration::from_secs(7);
 
 /// Longest time that the client waits for a place in the queue of the daemon's Unix socket.
 const QUEUE_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -138,8 +138,8 @@ impl Client {
     }
 
     /// Makes requests that change nothing fail if the daemon does not answer at all: if such a
-    /// request has no response after 10 s, the client asks for the daemon's version. If that has no
-    /// response within 2 s, the request fails with [`ClientError::TimedOut`]. Otherwise the client
+    /// request has no response after 5 s, the client asks for the daemon's version. If neither has a
+    /// response within 7 s more, the request fails with [`ClientError::TimedOut`]. Otherwise the client
     /// waits for up to 60 s, as for requests that change something.
     #[must_use]
     pub fn with_liveness_check(self) -> Client {
