@@ -68,29 +68,29 @@ options! {
         #[arg(long)]
         shares: Option<String>,
         /// Reservation: units a second that the disk gets even under contention; 0 for none
-        #[arg(long, value_name = "UNITS", value_parser = reservation)]
+        #[arg(long, value_name = "UNITS", value_parser = reservation_units)]
         reservation: Option<u32>,
         /// Limit on the datastore, units a second; 0 for none
-        #[arg(long, value_name = "UNITS", value_parser = limit)]
+        #[arg(long, value_name = "UNITS", value_parser = limit_units)]
         limit: Option<u32>,
         /// Limit on the datastore, bytes a second; 0 for none
-        #[arg(long, value_name = "SIZE", value_parser = bytes_limit)]
+        #[arg(long, value_name = "SIZE", value_parser = limit_bytes)]
         bytes_limit: Option<Size>,
         /// Limit on each flash device, units a second; 0 for none
-        #[arg(long, value_name = "UNITS", value_parser = limit)]
+        #[arg(long, value_name = "UNITS", value_parser = limit_units)]
         flash_limit: Option<u32>,
     }
 }
 
-fn reservation(text: &str) -> Result<u32, String> {
+fn reservation_units(text: &str) -> Result<u32, String> {
     units(text).ok_or_else(|| format!("{UNITS}; 0 means no reservation"))
 }
 
-fn limit(text: &str) -> Result<u32, String> {
+fn limit_units(text: &str) -> Result<u32, String> {
     units(text).ok_or_else(|| format!("{UNITS}; 0 means no limit"))
 }
 
-fn bytes_limit(text: &str) -> Result<Size, String> {
+fn limit_bytes(text: &str) -> Result<Size, String> {
     text.parse::<Size>().map_err(|error| format!("{error}; 0 means no limit"))
 }
 
