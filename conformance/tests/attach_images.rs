@@ -71,6 +71,46 @@ fn an_image_that_cannot_be_attached_is_refused_before_any_step() {
     }
 }
 
+/// Options of QEMU for the disk `vda` with a raw image. `file` has the options of the node
+/// `image-file`.
+fn disk_options(file: &str) -> [&str; 6] {
+    let raw = "driver=raw,node-name=image,file=image-file";
+    ["-blockdev", file, "-blockdev", raw, "-device", "virtio-blk-pci,drive=image,id=vda"]
+}
+
+#[test]
+fn a_vm_is_recognized_at_its_second_socket() {
+    let stage = Stage::new();
+    stage.image("disk.img", "raw", &[]);
+    let file = format!("driver=file,node-name=image-file,filename={}", stage.scratch.text("disk.img"));
+    let second = stage.scratch.text("second.sock");
+    let socket = format!("unix:{second},server=on,wait=off");
+    let vm = stage.start_with(&[&["-qmp", socket.as_str()], &disk_options(&file)[..]].concat());
+    stage.run("attach", &[]);
+    let output = stage.output_for(&format!("qmp:{second}"), "attach", &[]);
+    assert!(!output.success(), "{}", output.all());
+    assert!(output.stderr.contains("hob's disk web-vda already"), "{}", output.stderr);
+    assert!(output.stderr.contains("/qmp.sock'"), "the name of the first socket: {}", output.stderr);
+    stage.run("detach", &[]);
+    stage.quit(vm);
+}
+
+#[test]
+fn a_vm_whose_name_is_too_long_is_attached_by_another_name() {
+    let stage = Stage::new();
+    stage.image("disk.img", "raw", &[]);
+    let file = format!("driver=file,node-name=image-file,filename={}", stage.scratch.text("disk.img"));
+    let long = "x".repeat(64);
+    let vm = stage.start_with(&[&["-name", long.as_str()], &disk_options(&file)[..]].concat());
+    let said = stage.refused("attach", &[]);
+    assert!(said.contains("--name"), "{said}");
+    stage.run("attach", &["--name", "web"]);
+    assert!(stage.daemon.disks().contains(&"web-vda".to_owned()));
+    stage.run("detach", &[]);
+    stage.assert_has_no_disk();
+    stage.quit(vm);
+}
+
 /// When hob makes QEMU open the image again, the value of the option `locking` must be the text
 /// `off`.
 #[test]

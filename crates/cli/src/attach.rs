@@ -96,6 +96,10 @@ pub(crate) struct Attach {
     size: Option<Size>,
     #[command(flatten)]
     settings: Settings,
+    /// Name of the VM in the names of hob's disks; QEMU's name of the VM if absent. Volumes on a
+    /// storage of the type hob (Proxmox VE) keep the names that the storage plugin gives them
+    #[arg(long, value_name = "NAME", conflicts_with = "list")]
+    name: Option<String>,
     /// Method to redirect the VM's requests to hob; chosen by hob if absent
     #[arg(long, value_enum)]
     method: Option<Method>,
@@ -146,7 +150,10 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         true => error,
         false => not_running(error, target),
     })?;
-    let vm = Vm::look(&mut monitor, &default_name(target)).await?;
+    let mut vm = Vm::look(&mut monitor, &default_name(target)).await?;
+    if let Some(name) = &args.name {
+        vm.name.clone_from(name);
+    }
     Vm::check(&mut monitor, Goal::Attached).await?;
     check_jobs(&vm, &mut monitor, client, &records, if args.common.dry_run { &[] } else { &known }).await?;
     let persistent = Rc::new(persistent(target).await?);
@@ -159,6 +166,8 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
     }
     let pools = client.pools().await.map_err(explain)?;
     let pool = pool(&pools, args.pool.as_deref())?;
+    let others = records.all()?.into_iter().filter(|record| !known.contains(record));
+    let others: Vec<Record> = others.collect();
     let (mut wanted, mut left_over) = (Vec::new(), Vec::new());
     let devices = vm.choose(&args.disks)?;
     let is_one_of_all = args.disks.is_empty() && devices.len() > 1;
@@ -166,6 +175,10 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         if wanted.iter().any(|record: &Record| record.backend == device.backend) {
             // The user named the disk twice.
             continue;
+        }
+        if let Some(record) = vm.attached_by(&device.backend, &others) {
+            let error = already_attached(&device.label, record);
+            return Err(error.context(not_attachable(&device.label, is_one_of_all)));
         }
         let earlier = known.iter().find(|record| record.backend == device.backend);
         if let Some(record) = earlier {
@@ -215,8 +228,8 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         if is_taken && !is_own {
             bail!(
                 "hob already has a disk {0}, which would be the name of {1} in hob. 'hob disk show {0}' shows it: if no \
-                 VM uses it, remove it with 'hob disk remove {0}'; if another VM of the same name uses it, rename one \
-                 of the VMs",
+                 VM uses it, remove it with 'hob disk remove {0}'; if another VM of the same name uses it, choose \
+                 another name with --name",
                 record.disk,
                 record.label
             );
@@ -224,7 +237,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         if records.has(&record.disk) && !is_own {
             bail!(
                 "another VM has an attached disk {}, which would be the name of {} in hob; 'hob attach --list' shows \
-                 it. Detach it, or rename one of the VMs",
+                 it. Detach it, or choose another name with --name",
                 record.disk,
                 record.label
             );
@@ -476,6 +489,15 @@ fn check_distinct(wanted: &[Record], record: &Record) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Returns the message that the VM uses hob's disk of a record with another target.
+fn already_attached(label: &str, record: &Record) -> anyhow::Error {
+    let Record { disk, target, .. } = record;
+    anyhow!(
+        "{label} is hob's disk {disk} already, which was attached as a disk of {target}. Use this name of the VM, for \
+         example in 'hob detach {target}'"
+    )
+}
+
 /// Returns the start of the message that a disk cannot be attached. `is_one_of_all` is true if the
 /// user named no disks.
 fn not_attachable(label: &str, is_one_of_all: bool) -> String {
@@ -684,6 +706,12 @@ mod tests {
         check_distinct(&wanted, &record("vda", "web-vda")).unwrap();
         let error = check_distinct(&wanted, &record("device-0-", "web-device-0-")).unwrap_err().to_string();
         assert!(error.contains("device[0] and device-0-"), "{error}");
+    }
+
+    #[test]
+    fn a_disk_of_another_target_is_refused_with_the_name_of_that_target() {
+        let error = already_attached("vda", &record("qmp:/run/web.qmp", "vda", "web-vda")).to_string();
+        assert!(error.contains("disk web-vda") && error.contains("'hob detach qmp:/run/web.qmp'"), "{error}");
     }
 
     #[test]

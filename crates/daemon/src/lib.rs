@@ -443,11 +443,10 @@ async fn serve(
     };
     services.exports.drop_unwanted_files().await;
     for address in &listen {
-        let endpoint = &address.endpoint;
         let listener = Listener::bind(address, sockets, listening)
             .await
-            .with_context(|| format!("cannot listen on {endpoint}"))?;
-        tracing::info!("NBD clients connect to {endpoint}");
+            .with_context(|| format!("cannot listen on {}", address.endpoint))?;
+        tracing::info!("NBD clients connect to {}", listener.endpoint());
         tasks.spawn(listener.run(context.clone(), relays.clone()));
     }
     // The listeners have clones; relay threads end when the last clone is dropped.

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,6 +27,15 @@ pub(crate) const VARIABLE: &str = "HOB_LISTENING";
 /// Returns the name of a listening socket: its protocol and its address.
 pub(crate) fn name(protocol: &str, endpoint: &Endpoint) -> String {
     format!("{protocol} {endpoint}")
+}
+
+/// Returns the address for clients of a TCP socket that is bound to `bound`: `endpoint`, with the
+/// actual port if the configured port is 0.
+pub(crate) fn for_clients(endpoint: &Endpoint, bound: io::Result<SocketAddr>) -> Endpoint {
+    match (endpoint, bound) {
+        (Endpoint::Tcp { host, .. }, Ok(bound)) => Endpoint::Tcp { host: host.clone(), port: bound.port() },
+        _ => endpoint.clone(),
+    }
 }
 
 /// Checks that this host can listen at an address, and that the file of a new Unix socket can be

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::rc::Rc;
 
 use anyhow::{Context, bail};
-use hob_control::{CacheEnable, check_name};
+use hob_control::{CacheEnable, NAME_CHARS_MAX, check_name};
 use serde_json::{Value, json};
 
 use super::graph::{Device, Graph, Node, is_made_up};
@@ -17,6 +17,7 @@ use super::libvirt;
 use super::options::{
     drive_discards, given as given_options, name_or, node_name, not_repeatable, of_hob, of_image, of_parent,
 };
+use super::overlay::is_connected;
 use super::plan::Goal;
 use super::proxmox;
 use super::qmp::{Monitor, one_line};
@@ -130,10 +131,31 @@ impl Vm {
         names.iter().map(named).collect()
     }
 
+    /// Returns the record of hob's disk that the VM uses as the device `backend`. `others` has the
+    /// records of other targets, which may be other names of this VM.
+    pub(super) fn attached_by<'a>(&self, backend: &str, others: &'a [Record]) -> Option<&'a Record> {
+        let chain = self.graph.chain(backend).ok()?;
+        let image = self.graph.nodes.get(chain.last()?)?;
+        others.iter().find(|record| is_connected(image, record))
+    }
+
     /// Returns the name of hob's disk for a device.
     pub(super) fn disk_name(&self, device: &Device) -> anyhow::Result<String> {
         let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
-        checked(format!("{}-{}", self.name, device.label).chars().map(plain).collect())
+        let name: String = format!("{}-{}", self.name, device.label).chars().map(plain).collect();
+        match check_name(&name) {
+            Ok(()) => Ok(name),
+            // Even a VM's name of one character would be too long.
+            Err(error) if device.label.chars().count() + 2 > NAME_CHARS_MAX => bail!(
+                "'{name}' cannot be the name of a disk of hob: {error}. Restart the VM with a shorter id of the \
+                 device {}, and repeat the command",
+                device.label
+            ),
+            Err(error) => bail!(
+                "'{name}' cannot be the name of a disk of hob: {error}. Choose another name of the VM, such as \
+                 '--name vm1'"
+            ),
+        }
     }
 
     /// Returns the record that `hob attach` saves about a device before it changes anything.
@@ -621,6 +643,51 @@ mod tests {
         let line = ["qemu", "-blockdev", "driver=raw,node-name=image,file=image-file,offset=1048576"];
         let found = record(&vm(&raw("image"), &file, &other, &line)).unwrap();
         assert_eq!(found.parent.unwrap()["offset"], 1 << 20);
+    }
+
+    /// QEMU may have a second QMP socket.
+    #[test]
+    fn a_disk_that_was_attached_by_another_name_of_the_vm_is_found() {
+        let record: Record = serde_json::from_value(json!({
+            "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
+            "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
+            "node": { "node-name": "hob-1", "server": { "type": "unix", "path": "/run/hob/nbd.sock" } },
+            "spare": [{ "node-name": "image-file" }],
+        }))
+        .unwrap();
+        let others = [Record { disk: "db-vda".to_owned(), ..record.clone() }, record];
+        let found = |driver: &str, file: &str| {
+            let (raw, other) = (node("image", "raw", file), node("other", "null-co", ""));
+            let vm = vm(&raw, &node("hob-1", driver, file), &other, &[]);
+            vm.attached_by("vda", &others).map(|record| record.disk.clone())
+        };
+        let uri = "nbd+unix:///web-vda?socket=/run/hob/nbd.sock";
+        assert_eq!(found("nbd", uri).as_deref(), Some("web-vda"));
+        assert_eq!(found("nbd", "nbd+unix:///web-vda?socket=/run/other.sock"), None);
+        assert_eq!(found("file", "/image"), None);
+    }
+
+    #[test]
+    fn a_name_that_hobs_disk_cannot_have_is_refused_with_what_to_do() {
+        let name_of = |vm: &str, label: &str| {
+            let vm = Vm {
+                name: vm.to_owned(),
+                graph: Graph::default(),
+                command_line: Vec::new(),
+                directory: None,
+                pid: None,
+            };
+            let (backend, label) = (label.to_owned(), label.to_owned());
+            vm.disk_name(&Device { backend, label, read_only: false, removable: false })
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(name_of("w e b", "vda"), Ok("w-e-b-vda".to_owned()));
+        for vm in ["x".repeat(NAME_CHARS_MAX), "äpfel".to_owned(), "_web".to_owned()] {
+            let error = name_of(&vm, "vda").unwrap_err();
+            assert!(error.contains("1 to 64 letters") && error.contains("'--name vm1'"), "{error}");
+        }
+        let error = name_of("web", &"x".repeat(NAME_CHARS_MAX)).unwrap_err();
+        assert!(error.contains("shorter id of the device"), "{error}");
     }
 
     #[test]

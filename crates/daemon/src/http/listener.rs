@@ -159,12 +159,9 @@ impl ControlListener {
 
     /// Returns the address for clients, with the actual port if port 0 was requested.
     pub(crate) fn endpoint(&self) -> Endpoint {
-        match (&self.socket, &self.endpoint) {
-            (Socket::Tcp { socket, .. }, Endpoint::Tcp { host, .. }) => match socket.local_addr() {
-                Ok(address) => Endpoint::Tcp { host: host.clone(), port: address.port() },
-                Err(_) => self.endpoint.clone(),
-            },
-            _ => self.endpoint.clone(),
+        match &self.socket {
+            Socket::Tcp { socket, .. } => listening_sockets::for_clients(&self.endpoint, socket.local_addr()),
+            Socket::Unix(_) => self.endpoint.clone(),
         }
     }
 
