@@ -279,6 +279,11 @@ fn a_listener_moves_to_another_address_of_its_port() {
         client.read(0, 4096).unwrap();
         Client::connect(&Address::Tcp(port), "vm").unwrap().read(0, 4096).unwrap();
     }
+    // A second listener cannot share the port.
+    let both = ["127.0.0.1", "0.0.0.0"].map(|host| format!("[[nbd]]\nlisten = \"tcp:{host}:{port}\"\n"));
+    stage.scratch.write_config(format!("{config}{}", both.concat()));
+    stage.refused(&format!("cannot listen on tcp:0.0.0.0:{port}: "));
+    client.read(0, 4096).unwrap();
     stage.daemon.stop();
 }
 

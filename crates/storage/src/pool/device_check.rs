@@ -16,8 +16,9 @@ use crate::time_limit::within;
 /// Number of bytes that the check reads, and their alignment: enough for every device's direct I/O.
 const READ_BYTES: usize = 4096;
 
-/// First byte of the page that is read through the former descriptors of a device. [`check_returned`]
-/// reads the page too, so that an unreadable page does not look like unusable descriptors.
+/// First byte of the page that is read through the former descriptors of a device.
+/// [`check_returned`] reads the page too, so that an unreadable page does not look like unusable
+/// descriptors.
 const PAGE_OF_DESCRIPTORS: u64 = SUPERBLOCK_OFFSETS[1] + PAGE_BYTES as u64;
 
 /// Reads the start of a device, without the page cache if possible, and flushes the device. Returns
@@ -52,8 +53,8 @@ pub fn check_all_answer(paths: &[PathBuf], limit: Duration) -> Vec<Result<(), St
 }
 
 /// Checks that a device of a pool that failed has returned: the device with this UUID is at `path`,
-/// has its former size, and answers reads of a few pages at its start and its end, without the page
-/// cache if possible.
+/// has its former size, and answers reads of a few pages at its start and its end, without the
+/// page cache if possible.
 ///
 /// # Errors
 /// Returns a sentence for users if the device has not returned, or does not answer within `limit`.

@@ -36,9 +36,9 @@ impl Work<'_> {
         )
     }
 
-    /// Checks that hob's disk serves the image of a VM that was started with this disk, and that QEMU
-    /// can open the image, before the cache is disabled. libvirt gives QEMU access only to the disks of
-    /// the VM's start.
+    /// Checks that hob's disk serves the image of a VM that was started with this disk, and that
+    /// QEMU can open the image, before the cache is disabled. libvirt gives QEMU access only to the
+    /// disks of the VM's start.
     pub(in crate::attach) async fn check_image(&mut self) -> anyhow::Result<()> {
         let record = self.record;
         if record.has_own_node() {
