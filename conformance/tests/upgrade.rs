@@ -287,6 +287,24 @@ fn a_listener_moves_to_another_address_of_its_port() {
     stage.daemon.stop();
 }
 
+/// For example, another host has taken over a virtual address.
+#[test]
+fn a_listener_whose_address_the_host_has_lost_does_not_prevent_a_reload() {
+    let mut stage = Stage::new("persistent = true", "");
+    let config = fs::read_to_string(stage.scratch.path("hob.toml")).unwrap();
+    let mut client = stage.connect();
+    // An address for documentation (RFC 5737).
+    let ip = |verb: &str| Tool::new("ip").args(["addr", verb, "198.51.100.17/32", "dev", "lo"]).run();
+    ip("replace");
+    let listen = format!("tcp:198.51.100.17:{}", free_port());
+    stage.scratch.write_config(format!("{config}[[nbd]]\nlisten = \"{listen}\"\n"));
+    stage.upgrade();
+    ip("del");
+    stage.upgrade();
+    client.read(0, 4096).unwrap();
+    stage.daemon.stop();
+}
+
 /// A client has sent a part of a request at the time of the upgrade. The daemon waits for the rest
 /// for a limited time, and then disconnects only this client.
 #[test]

@@ -166,7 +166,11 @@ impl Plan {
     fn of_config(config: Config) -> anyhow::Result<Plan> {
         let guard = control_guard(&config)?;
         check_cluster(&config)?;
-        config.refuse(unusable_addresses(&config, listening_sockets::check_port))?;
+        // Sockets that this program takes over work also if the host has lost their addresses. The
+        // check of this program knew these sockets.
+        if !upgrade::is_takeover() {
+            config.refuse(unusable_addresses(&config, listening_sockets::check_port))?;
+        }
         lending(&config, prepare_lending)?;
         let (store, state) = Store::open(&config.state_dir)?;
         Ok(Plan {
