@@ -149,8 +149,8 @@ fn check(package: &Path) -> Result<()> {
     lint(package)
 }
 
-/// Checks the packaged hob.toml, with other directories for the state and the sockets: without root,
-/// hob cannot create those of the package.
+/// Checks the packaged hob.toml, with other directories for the state and the sockets: without
+/// root, hob cannot create those of the package.
 fn check_config(hob: &Path, scratch: &Path) -> Result<()> {
     let (packaged, config) = (scratch.join("etc/hob/hob.toml"), scratch.join("hob.toml"));
     let run = scratch.join("run").display().to_string();
