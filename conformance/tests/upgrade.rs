@@ -279,6 +279,29 @@ fn a_listener_moves_to_another_address_of_its_port() {
         client.read(0, 4096).unwrap();
         Client::connect(&Address::Tcp(port), "vm").unwrap().read(0, 4096).unwrap();
     }
+    // A second listener cannot share the port.
+    let both = ["127.0.0.1", "0.0.0.0"].map(|host| format!("[[nbd]]\nlisten = \"tcp:{host}:{port}\"\n"));
+    stage.scratch.write_config(format!("{config}{}", both.concat()));
+    stage.refused(&format!("cannot listen on tcp:0.0.0.0:{port}: "));
+    client.read(0, 4096).unwrap();
+    stage.daemon.stop();
+}
+
+/// For example, another host has taken over a virtual address.
+#[test]
+fn a_listener_whose_address_the_host_has_lost_does_not_prevent_a_reload() {
+    let mut stage = Stage::new("persistent = true", "");
+    let config = fs::read_to_string(stage.scratch.path("hob.toml")).unwrap();
+    let mut client = stage.connect();
+    // An address for documentation (RFC 5737).
+    let ip = |verb: &str| Tool::new("ip").args(["addr", verb, "198.51.100.17/32", "dev", "lo"]).run();
+    ip("replace");
+    let listen = format!("tcp:198.51.100.17:{}", free_port());
+    stage.scratch.write_config(format!("{config}[[nbd]]\nlisten = \"{listen}\"\n"));
+    stage.upgrade();
+    ip("del");
+    stage.upgrade();
+    client.read(0, 4096).unwrap();
     stage.daemon.stop();
 }
 

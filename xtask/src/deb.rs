@@ -144,10 +144,22 @@ fn check(package: &Path) -> Result<()> {
     shell::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(scratch.path()))?;
     let hob = scratch.path().join("usr/bin/hob");
     shell::run(Command::new(&hob).arg("--version"))?;
-    let config: PathBuf = scratch.path().join("etc/hob/hob.toml");
-    shell::run(Command::new(&hob).args(["daemon", "--check", "--config"]).arg(config))?;
+    check_config(&hob, scratch.path())?;
     check_features(&hob)?;
     lint(package)
+}
+
+/// Checks the packaged hob.toml, with other directories for the state and the sockets: without
+/// root, hob cannot create those of the package.
+fn check_config(hob: &Path, scratch: &Path) -> Result<()> {
+    let (packaged, config) = (scratch.join("etc/hob/hob.toml"), scratch.join("hob.toml"));
+    let run = scratch.join("run").display().to_string();
+    let text = fs::read_to_string(&packaged).context("cannot read the packaged hob.toml")?;
+    fs::write(&config, format!("state_dir = {run:?}\n{}", text.replace("/run/hob", &run)))?;
+    let control = format!("unix:{run}/control.sock");
+    let mut command = Command::new(hob);
+    command.args(["daemon", "--check", "--control", &control, "--config"]).arg(&config);
+    shell::run(&mut command)
 }
 
 /// Checks that the packaged hob can open Ceph RBD images, cloud object stores, and NBD servers with

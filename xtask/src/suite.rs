@@ -25,7 +25,7 @@ const EMULATED: [&str; 4] = ["attach", "host_device", "vhost_user", "upgrade"];
 
 /// Other black-box test files that take half a minute or longer. These files start first. Otherwise
 /// the last of them would run alone at the end.
-const LONG: [&str; 15] = [
+const LONG: [&str; 16] = [
     "postgres",
     "live_migration",
     "container",

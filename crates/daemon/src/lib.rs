@@ -166,7 +166,11 @@ impl Plan {
     fn of_config(config: Config) -> anyhow::Result<Plan> {
         let guard = control_guard(&config)?;
         check_cluster(&config)?;
-        config.refuse(unusable_addresses(&config, listening_sockets::check_port))?;
+        // Sockets that this program takes over work also if the host has lost their addresses. The
+        // check of this program knew these sockets.
+        if !upgrade::is_takeover() {
+            config.refuse(unusable_addresses(&config, listening_sockets::check_port))?;
+        }
         lending(&config, prepare_lending)?;
         let (store, state) = Store::open(&config.state_dir)?;
         Ok(Plan {
@@ -283,17 +287,26 @@ fn unusable_addresses(
     check: impl Fn(&str, &Endpoint, Option<&str>) -> io::Result<()>,
 ) -> Vec<ConfigError> {
     let daemon = std::env::var(listening_sockets::VARIABLE).ok();
+    let name = listening_sockets::name;
     let control = config.control.listen.iter().enumerate();
     let control = control.map(|(number, endpoint)| (format!("control.listen.{number}"), "control", endpoint));
     let plain = config.listen.iter().enumerate();
     let plain = plain.map(|(number, endpoint)| (format!("listen.{number}"), "nbd", endpoint));
     let nbd = config.nbd.iter().enumerate();
     let nbd = nbd.map(|(number, entry)| (format!("nbd.{number}.listen"), "nbd", &entry.listen));
-    let addresses = control.chain(plain).chain(nbd);
-    let errors = addresses.filter_map(|(at, protocol, endpoint)| {
-        let error = check(protocol, endpoint, daemon.as_deref()).err()?;
+    let addresses: Vec<(String, &str, &Endpoint)> = control.chain(plain).chain(nbd).collect();
+    let used: BTreeSet<String> =
+        addresses.iter().map(|(_, protocol, endpoint)| name(protocol, endpoint)).collect();
+    // The daemon keeps its sockets at the other addresses of this configuration, so their ports
+    // stay in use.
+    let known = |own: String| {
+        let names = daemon.as_ref()?.lines().filter(|name| *name == own || !used.contains(*name));
+        Some(names.collect::<Vec<_>>().join("\n"))
+    };
+    let errors = addresses.iter().filter_map(|(at, protocol, endpoint)| {
+        let error = check(protocol, endpoint, known(name(protocol, endpoint)).as_deref()).err()?;
         let error = anyhow::Error::from(error).context(format!("cannot listen on {endpoint}"));
-        Some(config.error_at(&at, &error))
+        Some(config.error_at(at, &error))
     });
     errors.collect()
 }

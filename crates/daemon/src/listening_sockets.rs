@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -47,10 +48,21 @@ pub(crate) fn for_clients(endpoint: &Endpoint, bound: io::Result<SocketAddr>) ->
 pub(crate) fn check_address(protocol: &str, endpoint: &Endpoint, daemon: Option<&str>) -> io::Result<()> {
     match endpoint {
         Endpoint::Tcp { .. } => check_port(protocol, endpoint, daemon),
-        // An existing socket may belong to a running daemon.
-        Endpoint::Unix(path) if path.exists() => Ok(()),
-        Endpoint::Unix(path) => writable::check(path.parent().unwrap_or(path)),
+        Endpoint::Unix(path) => match std::fs::symlink_metadata(path) {
+            Err(_) => writable::check(path.parent().unwrap_or(path)),
+            Ok(_) if !is_socket(path) => Err(io::Error::other("the path exists and is not a socket")),
+            Ok(_) if is_of_other_program(endpoint, path, daemon) => Err(ErrorKind::AddrInUse.into()),
+            Ok(_) => Ok(()),
+        },
     }
+}
+
+/// Returns true if a program other than the daemon listens on a Unix socket. Without the daemon's
+/// names, the socket may belong to a running daemon.
+fn is_of_other_program(endpoint: &Endpoint, path: &Path, daemon: Option<&str>) -> bool {
+    let address = endpoint.to_string();
+    let is_own = |name: &str| name.split_once(' ').is_some_and(|(_, own)| own == address);
+    daemon.is_some_and(|names| !names.lines().any(is_own)) && UnixStream::connect(path).is_ok()
 }
 
 /// Checks that this host can listen at a TCP address, like [`check_address`]. Unix sockets are not
@@ -255,7 +267,7 @@ fn is_socket(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::os::unix::net::UnixListener;
 
     use super::*;
 
@@ -332,6 +344,25 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         check_address("nbd", &Endpoint::Unix(dir.path().join("a.sock")), None).unwrap();
         check_address("nbd", &Endpoint::Unix("/proc/a.sock".into()), None).unwrap_err();
+    }
+
+    #[test]
+    fn a_unix_socket_of_another_program_is_refused_and_one_of_the_daemon_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        let endpoint = Endpoint::Unix(path.clone());
+        let check =
+            |daemon: Option<&str>| check_address("nbd", &endpoint, daemon).map_err(|error| error.kind());
+        let socket = UnixListener::bind(&path).unwrap();
+        assert_eq!(check(Some("nbd tcp:127.0.0.1:1")), Err(ErrorKind::AddrInUse));
+        // Also if the daemon uses the socket for another protocol.
+        let own = format!("control unix:{}", path.display());
+        assert_eq!((check(Some(&own)), check(None)), (Ok(()), Ok(())));
+        drop(socket);
+        assert_eq!(check(Some("")), Ok(()), "nothing listens on the socket");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "").unwrap();
+        assert_eq!((check(None), check(Some(""))), (Err(ErrorKind::Other), Err(ErrorKind::Other)));
     }
 
     /// A listener may move to another address of its port.

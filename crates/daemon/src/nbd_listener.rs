@@ -24,7 +24,7 @@ use super::half_open::{HALF_OPEN_MAX, HALF_OPEN_TIME_MAX, HalfOpenConnections, H
 use super::listening_sockets::{self, ListeningSockets};
 use super::relay::{self, Spawner};
 use super::shard_api::{ConnectionPermit, Transport};
-use super::socket_access::{SocketAccess, bind_socket};
+use super::socket_access::{SocketAccess, bind_socket, create_parent};
 use super::tls::{PeerCertificate, Tls};
 use super::watchdog::contained_task;
 use crate::background::spawn;
@@ -107,7 +107,7 @@ impl Listener {
                 let listener = match open {
                     // The previous program may have had other access rights.
                     Some(socket) => access.apply(path).map(|()| socket.into()),
-                    None => bind_socket(path, access),
+                    None => create_parent(path).and_then(|()| bind_socket(path, access)),
                 }?;
                 listening.add(name.clone(), &listener);
                 (Socket::Unix(UnixListener::from_std(listener)?), endpoint.clone())

@@ -108,6 +108,12 @@ pub(crate) fn mode_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     }))
 }
 
+/// Creates the directory of a Unix socket if it does not exist.
+pub(crate) fn create_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    parent.map_or(Ok(()), std::fs::create_dir_all)
+}
+
 /// Listens on a Unix socket, non-blocking. Replaces a socket file without a listener.
 pub(crate) fn bind_socket(path: &Path, access: SocketAccess) -> io::Result<std::os::unix::net::UnixListener> {
     remove_stale(path)?;

@@ -136,7 +136,7 @@ fn a_returned_device_is_empty_and_has_a_new_id() {
         std::fs::rename(&away, &a).unwrap();
 
         check_returned(&a, &uuid, LIMIT).unwrap();
-        let mut pool = if others { pool } else { Pool::of_returned(&a, &uuid).unwrap() };
+        let mut pool = if others { pool } else { Pool::of_returned(&a, &uuid, 0).unwrap() };
         if others {
             assert_eq!(pool.add_returned(&a, &uuid).unwrap(), DeviceId(2));
         }
@@ -147,6 +147,9 @@ fn a_returned_device_is_empty_and_has_a_new_id() {
         assert_eq!(pool.segments_of(OwnerId(1)).len(), if others { 3 } else { 0 });
         pool.close_device(DeviceId(2)).unwrap();
         assert!(check_returned(&a, &uuid, LIMIT).unwrap_err().contains("another device"));
+        // The device does not know the ids that the pool has given out in the meantime.
+        let again = Pool::of_returned(&a, &device.uuid.to_string(), 9).unwrap();
+        assert_eq!((again.devices()[0].id, again.device_ids()), (DeviceId(9), 10));
     }
 }
 

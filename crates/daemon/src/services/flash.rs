@@ -216,17 +216,18 @@ impl Flash {
     }
 
     /// Formats a device of this pool that failed and has returned, and adds it again. `uuid` is the
-    /// device's former UUID.
+    /// device's former UUID. `device_ids` is the number of device ids that the pool has given out.
     pub(super) async fn add_returned(
         &self,
         path: PathBuf,
         uuid: String,
+        device_ids: u16,
     ) -> Result<(DeviceId, Vec<DeviceInfo>)> {
         self.with(move |place| {
             let id = match place {
                 Some(pool) => pool.add_returned(&path, &uuid).map_err(refuse)?,
                 None => {
-                    let pool = Pool::of_returned(&path, &uuid).map_err(refuse)?;
+                    let pool = Pool::of_returned(&path, &uuid, device_ids).map_err(refuse)?;
                     let id = pool.devices()[0].id;
                     *place = Some(pool);
                     id

@@ -81,6 +81,12 @@ pub fn can_take_over() -> String {
     format!("{CAN_TAKE_OVER}{}", record::VERSION)
 }
 
+/// Returns true if this program takes over from an earlier program, which has run this program's
+/// check.
+pub(super) fn is_takeover() -> bool {
+    message::is_announced()
+}
+
 /// Checks that the program at this path can start, and can take over from this program.
 /// `listening` has the sockets that the program takes over.
 pub(super) async fn check(program: PathBuf, listening: &ListeningSockets) -> Result<(), String> {

@@ -16,6 +16,11 @@ use crate::time_limit::within;
 /// Number of bytes that the check reads, and their alignment: enough for every device's direct I/O.
 const READ_BYTES: usize = 4096;
 
+/// First byte of the page that is read through the former descriptors of a device.
+/// [`check_returned`] reads the page too, so that an unreadable page does not look like unusable
+/// descriptors.
+const PAGE_OF_DESCRIPTORS: u64 = SUPERBLOCK_OFFSETS[1] + PAGE_BYTES as u64;
+
 /// Reads the start of a device, without the page cache if possible, and flushes the device. Returns
 /// an error if the device has not answered within `limit`. An error of the device counts as an
 /// answer, because opening the device reports it.
@@ -48,8 +53,8 @@ pub fn check_all_answer(paths: &[PathBuf], limit: Duration) -> Vec<Result<(), St
 }
 
 /// Checks that a device of a pool that failed has returned: the device with this UUID is at `path`,
-/// has its former size, and answers reads at its start and its end, without the page cache if
-/// possible.
+/// has its former size, and answers reads of a few pages at its start and its end, without the
+/// page cache if possible.
 ///
 /// # Errors
 /// Returns a sentence for users if the device has not returned, or does not answer within `limit`.
@@ -68,9 +73,10 @@ pub fn check_returned(path: &Path, uuid: &str, limit: Duration) -> Result<(), St
 pub fn is_disconnected(path: &Path, file: OwnedFd, limit: Duration) -> bool {
     let read = move |_: &Path| {
         let mut page = AlignedBuffer::new(PAGE_BYTES);
-        File::from(file).read_exact_at(page.bytes_mut(), SUPERBLOCK_OFFSETS[1] + PAGE_BYTES as u64)
+        Ok(File::from(file).read_exact_at(page.bytes_mut(), PAGE_OF_DESCRIPTORS).is_err())
     };
-    matches!(within(path, limit, read), Some(Err(_)))
+    // An error of `within` is a lack of threads, which says nothing about the device.
+    matches!(within(path, limit, read), Some(Ok(true)))
 }
 
 fn compare_identity(path: &Path, uuid: &str) -> io::Result<Result<(), String>> {
@@ -105,6 +111,7 @@ fn compare_identity(path: &Path, uuid: &str) -> io::Result<Result<(), String>> {
         }
         Some(superblock) if superblock.device_bytes != size_bytes => refuse("has another size than before"),
         Some(_) => {
+            file.read_exact_at(page.bytes_mut(), PAGE_OF_DESCRIPTORS)?;
             file.read_exact_at(page.bytes_mut(), (size_bytes / page_bytes - 1) * page_bytes)?;
             Ok(Ok(()))
         }

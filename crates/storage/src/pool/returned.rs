@@ -50,17 +50,18 @@ impl Pool {
     }
 
     /// Opens a pool with only this device, like [`Pool::add_returned`]. The pool keeps its name and
-    /// its UUID.
+    /// its UUID. `device_ids` is the number of device ids that the pool has given out as far as the
+    /// caller knows. The device does not know the ids that were given out while it was away.
     ///
     /// # Errors
     /// Returns the same errors as [`Pool::add_returned`].
-    pub fn of_returned(path: &Path, uuid: &str) -> Result<Pool, PoolError> {
+    pub fn of_returned(path: &Path, uuid: &str, device_ids: u16) -> Result<Pool, PoolError> {
         let (open, superblock) = open_former(path, uuid)?;
         let mut pool = Pool {
             name: superblock.name,
             uuid: superblock.pool_uuid,
             segment_bytes: superblock.segment_bytes,
-            next_ordinal: superblock.next_ordinal,
+            next_ordinal: superblock.next_ordinal.max(device_ids),
             devices: Vec::new(),
             turn: 0,
         };

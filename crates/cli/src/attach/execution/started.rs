@@ -5,6 +5,7 @@ use anyhow::{anyhow, bail};
 use serde_json::json;
 
 use super::{HobDisk, Work};
+use crate::attach::disk_of_image;
 use crate::attach::graph::Graph;
 use crate::attach::options::node_name;
 use crate::attach::overlay::{NotDirect, SINCE_START};
@@ -35,12 +36,16 @@ impl Work<'_> {
         )
     }
 
-    /// Checks that QEMU can open the image of a VM that was started with hob's disk, before the cache is
-    /// disabled. libvirt gives QEMU access only to the disks of the VM's start.
+    /// Checks that hob's disk serves the image of a VM that was started with this disk, and that
+    /// QEMU can open the image, before the cache is disabled. libvirt gives QEMU access only to the
+    /// disks of the VM's start.
     pub(in crate::attach) async fn check_image(&mut self) -> anyhow::Result<()> {
         let record = self.record;
         if record.has_own_node() {
             return Ok(());
+        }
+        if let Err(error) = self.check_backing().await {
+            return Err(self.refusal(error).await);
         }
         let Err(error) = self.open_image().await else { return Ok(()) };
         let Record { label, file, target, .. } = record;
@@ -57,6 +62,24 @@ impl Work<'_> {
              the VM, and run 'hob detach --stopped {target}'"
         );
         Err(self.refusal(error).await)
+    }
+
+    /// Refuses a disk of hob that was replaced since the attachment: the VM has the data of the new
+    /// disk, and must not be given the former image.
+    async fn check_backing(&self) -> anyhow::Result<()> {
+        let Record { label, disk, file, target, .. } = self.record;
+        // A daemon that does not answer is reported later.
+        let Ok(found) = self.client.disk(disk).await else { return Ok(()) };
+        let is_raw = found.format.as_deref().is_none_or(|format| format == "raw");
+        if is_raw && disk_of_image(std::iter::once(&found), file).await.is_some() {
+            return Ok(());
+        }
+        bail!(
+            "{label}: hob's disk {disk} was replaced since 'hob attach': its backing is {}, and the record names the \
+             image {}. Stop the VM, run 'hob detach --stopped {target}', and start the VM with the image that it needs",
+            found.backing,
+            file.display()
+        )
     }
 
     /// Opens the image in QEMU without a lock, and closes it. Does nothing if the VM does not use hob any

@@ -47,8 +47,18 @@ impl Vm {
             bail!("QEMU is connected to it a second time, through the block node {other}");
         }
         let parent = parents.last();
+        let mut driver = "raw";
         if let Some(parent) = parent {
             self.check_format(parent)?;
+            driver = &graph.nodes[parent].driver;
+        }
+        // A guest with another driver sees other data than with the image's own format.
+        let is_raw = |driver: &str| matches!(driver, "raw" | "file" | "host_device");
+        if driver != record.format && !(is_raw(driver) && is_raw(&record.format)) {
+            bail!(
+                "QEMU opens it with the driver '{driver}', and its image has the format '{}'",
+                record.format
+            );
         }
         let device = Device {
             backend: record.backend.clone(),
@@ -156,7 +166,8 @@ mod tests {
         let again = vm(&[("image", "raw", FILE), nbd], &[]).started(&found).unwrap();
         assert_eq!(again, Some(found));
 
-        let found = vm(&[("#block1", "qcow2", FILE), ("#block2", "nbd", FILE)], &[]).started(&record());
+        let qcow2 = Record { format: "qcow2".to_owned(), ..record() };
+        let found = vm(&[("#block1", "qcow2", FILE), ("#block2", "nbd", FILE)], &[]).started(&qcow2);
         let found = found.unwrap().unwrap();
         assert_eq!((found.method, found.node_name()), (Method::Device, "#block2"));
         assert_eq!((found.image_node(), found.parent.as_ref()), (image.as_str(), None));
@@ -215,6 +226,7 @@ mod tests {
             (vec![("image", "raw", part), nbd], "'offset'"),
             (vec![("#block1", "raw", part), nbd], "'offset'"),
             (vec![("image", "luks", FILE), nbd], "'luks'"),
+            (vec![("image", "qcow2", FILE), nbd], "the format 'raw'"),
             (vec![("top", "throttle", FILE), ("#block1", "raw", FILE), nbd], "without names"),
         ] {
             let error = format!("{:#}", vm(&chain, &[]).started(&record()).unwrap_err());

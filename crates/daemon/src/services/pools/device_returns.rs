@@ -213,8 +213,8 @@ impl ReturnWatch {
             _ if self.phase == Phase::InUse => return None,
             (Some(why), Some(_)) => format!("has returned, but is not used again yet: {why}"),
             (Some(why), None) => format!(
-                "is not usable: {why}; hob formats it and uses it again after it has answered for {wait} s; \
-                 {remove} removes it from the pool"
+                "is not usable: {why}; hob formats the former device and uses it again after it has answered for \
+                 {wait} s; {remove} removes it from the pool"
             ),
             (None, Some(_)) if self.was_away => format!(
                 "answers again; hob formats it and uses it again after it has answered for {wait} s; \
@@ -313,13 +313,19 @@ mod tests {
         watch.note_answer(Ok(()), now);
         has(&watch, "remove it from the pool with 'hob pool remove-device p /a'");
         watch.note_answer(away(), now);
-        has(&watch, "no such file; hob formats it and uses it again after it has answered for 60 s");
+        has(
+            &watch,
+            "no such file; hob formats the former device and uses it again after it has answered for 60 s",
+        );
         watch.note_answer(Ok(()), now);
         has(&watch, "answers again");
         watch.note_obstacle("vm has data on it".to_owned());
         has(&watch, "has returned, but is not used again yet: vm has data on it");
         watch.note_failure("it is busy".to_owned(), None, now);
-        has(&watch, "it is busy; hob formats it and uses it again after it has answered for 120 s");
+        has(
+            &watch,
+            "it is busy; hob formats the former device and uses it again after it has answered for 120 s",
+        );
         watch.note_return(now);
         assert_eq!(watch.status(&device), None);
     }

@@ -396,12 +396,14 @@ impl Pools {
             self.remote_flash.give_back(&to).await;
             self.remote_flash.close_socket(path);
         }
+        let device = DevicePath { pool: pool.to_owned(), path: path.to_owned() };
         {
             let mut inner = self.registry.inner();
             let entry = inner.pool_mut(pool)?;
             entry.devices.retain(|device| device.path != path);
             entry.returned.retain(|id| ids.is_none_or(|ids| ids.in_pool != *id));
-            if ids.is_none() {
+            // A fenced device that hob has closed had no journal of a cache.
+            if ids.is_none() && !self.returns.is_closed(&device) {
                 inner.give_journals_up(pool);
             }
             let entry = inner.pool_mut(pool)?;
@@ -410,7 +412,7 @@ impl Pools {
                 notes.push(format!("pool {pool} has no device left"));
             }
         }
-        self.returns.forget(&DevicePath { pool: pool.to_owned(), path: path.to_owned() });
+        self.returns.forget(&device);
         drop(guard);
         tracing::info!("pool {pool}: device {} removed", path.display());
         // Caches that lost segments with a fenced device may find space elsewhere.

@@ -206,15 +206,17 @@ impl Pools {
         uuid: String,
     ) -> Result<(), (ApiError, Option<String>)> {
         let before = |error: ApiError| (error, None::<String>);
-        let (flash, chosen) = {
+        let (flash, chosen, ids) = {
             let inner = self.registry.inner();
             let entry = inner.pool(pool).map_err(before)?;
             let device = entry.devices.iter().find(|device| device.path == path);
-            (entry.flash.clone(), device.ok_or_else(|| before(no_device(pool, path)))?.admission)
+            let device = device.ok_or_else(|| before(no_device(pool, path)))?;
+            // `note_next_device` has counted the id that the device gets.
+            (entry.flash.clone(), device.admission, entry.device_ids.saturating_sub(1))
         };
         let mut tries = 1..OPEN_TRIES;
         let (id, devices) = loop {
-            match flash.add_returned(path.to_owned(), uuid.clone()).await {
+            match flash.add_returned(path.to_owned(), uuid.clone(), ids).await {
                 Err(error) if error.kind == ErrorKind::Conflict && tries.next().is_some() => {
                     tokio::time::sleep(OPEN_EVERY).await;
                 }

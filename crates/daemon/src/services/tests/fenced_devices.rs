@@ -254,3 +254,27 @@ fn a_device_that_cannot_be_used_yet_is_closed_and_its_content_is_not_used() {
         assert_eq!(bench.room("vm"), CACHE);
     });
 }
+
+/// The cache of an offline disk may need its journal on another device.
+#[test]
+fn the_removal_of_a_closed_device_keeps_the_journals_of_offline_disks() {
+    run(async |bench| {
+        prepare(&bench, &["a", "b"]).await;
+        unplug(&bench, "a");
+        fence(&bench, "a");
+        pass(&bench, 60).await;
+        plug_in(&bench, "a");
+        bench.shard.set_refuses_devices(true);
+        pass(&bench, 100).await;
+        assert_shown(&bench, "a", DeviceState::Offline, "fenced");
+        {
+            let mut inner = bench.services.registry.inner();
+            let disk = inner.disk_mut("vm").unwrap();
+            disk.phase = DiskPhase::Offline("no such file".to_owned());
+            disk.ring.clear();
+        }
+        bench.services.pools.device_remove("p".into(), bench.path("a")).await.unwrap();
+        let inner = bench.services.registry.inner();
+        assert!(!inner.disks["vm"].cache().unwrap().journal.unwrap().ended);
+    });
+}
