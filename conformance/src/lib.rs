@@ -6,6 +6,7 @@
 //! no crate of the workspace. A missing program is a failure, never a skip: a suite that passes because
 //! nothing ran proves nothing.
 
+pub mod attach_stage;
 pub mod authority;
 pub mod blkio_client;
 pub mod ceph;

@@ -2,154 +2,10 @@
 //! another image, images that cannot be attached, options that must survive, and an unplugged disk.
 //! The VMs have no operating system. Each write goes through the guest's device.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::time::{Duration, Instant};
-
-use conformance::hob::binary;
-use conformance::process::{Output, Process};
-use conformance::qmp::Monitor;
+use conformance::Tool;
+use conformance::attach_stage::{SIZE_BYTES, STEP_MAX, Stage};
 use conformance::scratch::wait_until;
-use conformance::{Daemon, MIB, Scratch, Tool};
-use serde_json::{Value, json};
-
-/// Maximum time of any step on two busy cores.
-const STEP_MAX: Duration = Duration::from_secs(240);
-/// Size of the images.
-const SIZE: &str = "32M";
-const SIZE_BYTES: u64 = 32 * MIB;
-const DEVICE: &str = "/machine/peripheral/vda/virtio-backend";
-
-struct Stage {
-    scratch: Scratch,
-    daemon: Daemon,
-}
-
-impl Stage {
-    #[track_caller]
-    fn new() -> Stage {
-        let scratch = Scratch::new();
-        let flash = scratch.path("flash");
-        scratch.configure(&format!("[[pool]]\nname = \"fast\"\ndevices = [{flash:?}]\nsize = \"192M\"\n"));
-        let daemon = scratch.start_daemon();
-        Stage { scratch, daemon }
-    }
-
-    #[track_caller]
-    fn image(&self, name: &str, format: &str, options: &[&str]) {
-        let file = self.scratch.text(name);
-        let create = Tool::new("qemu-img").args(["create", "-q", "-f", format]);
-        create.args(options).args([file.as_str(), SIZE]).run();
-    }
-
-    /// Starts a VM whose disk `vda` has a format node `image` and the file node `image-file` with more
-    /// options.
-    #[track_caller]
-    fn start(&self, name: &str, format: &str, more: &str) -> Process {
-        let file = self.scratch.text(name);
-        let file_node = format!("driver=file,node-name=image-file,filename={file}{more}");
-        let node = format!("driver={format},node-name=image,file=image-file");
-        let device = "virtio-blk-pci,drive=image,id=vda";
-        self.start_with(&["-blockdev", &file_node, "-blockdev", &node, "-device", device])
-    }
-
-    #[track_caller]
-    fn start_with(&self, disk: &[&str]) -> Process {
-        let qmp = format!("unix:{},server=on,wait=off", self.scratch.text("qmp.sock"));
-        let vm = Tool::new("qemu-system-x86_64").args(["-nodefaults", "-display", "none", "-m", "32"]);
-        let vm = vm.args(["-name", "web", "-qmp", &qmp]).args(disk).start();
-        drop(self.monitor());
-        vm
-    }
-
-    #[track_caller]
-    fn monitor(&self) -> Monitor {
-        Monitor::connect(&self.scratch.path("qmp.sock"))
-    }
-
-    #[track_caller]
-    fn ask(&self, command: &str, arguments: Value) -> Value {
-        self.monitor().ask(command, arguments)
-    }
-
-    /// Kills the VM, and removes its socket.
-    fn kill(&self, mut vm: Process) {
-        vm.kill();
-        let _ = std::fs::remove_file(self.scratch.path("qmp.sock"));
-    }
-
-    #[track_caller]
-    fn quit(&self, mut vm: Process) {
-        self.monitor().quit();
-        vm.wait(STEP_MAX).expect("QEMU ends");
-    }
-
-    /// Runs `hob attach` or `hob detach`.
-    #[track_caller]
-    fn output(&self, verb: &str, more: &[&str]) -> Output {
-        let target = format!("qmp:{}", self.scratch.text("qmp.sock"));
-        self.output_for(&target, verb, more)
-    }
-
-    #[track_caller]
-    fn output_for(&self, target: &str, verb: &str, more: &[&str]) -> Output {
-        let (records, nbd) = (self.scratch.text("records"), self.scratch.text("nbd.sock"));
-        let control = format!("unix:{}", self.scratch.text("ctl.sock"));
-        let start = Instant::now();
-        loop {
-            let hob = Tool::new(binary().to_str().expect("a path")).limit(STEP_MAX);
-            let hob = hob.args([verb, target, "--records", &records, "--control", &control]).args(more);
-            let output = if verb == "attach" { hob.args(["--nbd", &nbd]).output() } else { hob.output() };
-            // Before the first step, hob waits five seconds for QEMU's greeting. On a busy host, QEMU may
-            // need longer.
-            let is_too_early = output.stderr.contains("QEMU does not answer at");
-            if output.success() || !is_too_early || start.elapsed() > STEP_MAX {
-                return output;
-            }
-        }
-    }
-
-    #[track_caller]
-    fn run(&self, verb: &str, more: &[&str]) -> Output {
-        let output = self.output(verb, more);
-        assert!(output.success(), "hob {verb} {more:?}: {}", output.all());
-        output
-    }
-
-    #[track_caller]
-    fn refused(&self, verb: &str, more: &[&str]) -> String {
-        let output = self.output(verb, more);
-        assert!(!output.success(), "hob {verb} {more:?} succeeded: {}", output.all());
-        output.stderr
-    }
-
-    /// Writes `pattern` to the first mebibyte of the disk, through the guest's device.
-    #[track_caller]
-    fn write(&self, pattern: u8) {
-        let line = format!("qemu-io -d {DEVICE} \"write -P {pattern} 0 1M\"");
-        let said = self.ask("human-monitor-command", json!({ "command-line": line }));
-        assert!(!said.to_string().to_lowercase().contains("error"), "{said}");
-    }
-
-    /// Returns the first byte of a raw image.
-    #[track_caller]
-    fn first(&self, name: &str) -> u8 {
-        let mut byte = [0];
-        let image = File::open(self.scratch.path(name)).expect("the image");
-        image.read_exact_at(&mut byte, 0).expect("the image has a byte");
-        byte[0]
-    }
-
-    fn length(&self, name: &str) -> u64 {
-        std::fs::metadata(self.scratch.path(name)).expect("the image").len()
-    }
-
-    #[track_caller]
-    fn assert_has_no_disk(&self) {
-        let disks = self.daemon.ctl(&["disk", "list"]);
-        assert!(!disks.contains("web-"), "{disks}");
-    }
-}
+use serde_json::json;
 
 /// The image of an attached disk stays locked, so the operator may start the VM with a copy of it. hob's
 /// disk of the first image must not replace the copy, also if the copy has the same path.
@@ -197,10 +53,15 @@ fn an_image_that_cannot_be_attached_is_refused_before_any_step() {
     stage.image("disk.vdi", "vdi", &[]);
     let data = format!("data_file={}", stage.scratch.text("disk.data"));
     stage.image("data.qcow2", "qcow2", &["-o", &data]);
-    for (name, format, reason) in
-        [("disk.vdi", "vdi", "only raw and qcow2 images"), ("data.qcow2", "qcow2", "data_file")]
-    {
-        let vm = stage.start(name, format, "");
+    stage.image("served.img", "raw", &[]);
+    stage.daemon.ctl(&["disk", "add", "served", "--backing", &stage.scratch.text("served.img")]);
+    // hob has locked the image that it serves.
+    for (name, format, more, reason) in [
+        ("disk.vdi", "vdi", "", "only raw and qcow2 images"),
+        ("data.qcow2", "qcow2", "", "data_file"),
+        ("served.img", "raw", ",locking=off", "as the disk served"),
+    ] {
+        let vm = stage.start(name, format, more);
         let ways: [&[&str]; 2] = [&["--dry-run"], &[]];
         for more in ways {
             let said = stage.refused("attach", more);
@@ -208,6 +69,46 @@ fn an_image_that_cannot_be_attached_is_refused_before_any_step() {
         }
         stage.quit(vm);
     }
+}
+
+/// Options of QEMU for the disk `vda` with a raw image. `file` has the options of the node
+/// `image-file`.
+fn disk_options(file: &str) -> [&str; 6] {
+    let raw = "driver=raw,node-name=image,file=image-file";
+    ["-blockdev", file, "-blockdev", raw, "-device", "virtio-blk-pci,drive=image,id=vda"]
+}
+
+#[test]
+fn a_vm_is_recognized_at_its_second_socket() {
+    let stage = Stage::new();
+    stage.image("disk.img", "raw", &[]);
+    let file = format!("driver=file,node-name=image-file,filename={}", stage.scratch.text("disk.img"));
+    let second = stage.scratch.text("second.sock");
+    let socket = format!("unix:{second},server=on,wait=off");
+    let vm = stage.start_with(&[&["-qmp", socket.as_str()], &disk_options(&file)[..]].concat());
+    stage.run("attach", &[]);
+    let output = stage.output_for(&format!("qmp:{second}"), "attach", &[]);
+    assert!(!output.success(), "{}", output.all());
+    assert!(output.stderr.contains("hob's disk web-vda already"), "{}", output.stderr);
+    assert!(output.stderr.contains("/qmp.sock'"), "the name of the first socket: {}", output.stderr);
+    stage.run("detach", &[]);
+    stage.quit(vm);
+}
+
+#[test]
+fn a_vm_whose_name_is_too_long_is_attached_by_another_name() {
+    let stage = Stage::new();
+    stage.image("disk.img", "raw", &[]);
+    let file = format!("driver=file,node-name=image-file,filename={}", stage.scratch.text("disk.img"));
+    let long = "x".repeat(64);
+    let vm = stage.start_with(&[&["-name", long.as_str()], &disk_options(&file)[..]].concat());
+    let said = stage.refused("attach", &[]);
+    assert!(said.contains("--name"), "{said}");
+    stage.run("attach", &["--name", "web"]);
+    assert!(stage.daemon.disks().contains(&"web-vda".to_owned()));
+    stage.run("detach", &[]);
+    stage.assert_has_no_disk();
+    stage.quit(vm);
 }
 
 /// When hob makes QEMU open the image again, the value of the option `locking` must be the text

@@ -1,11 +1,13 @@
 //! The backing is a separate NBD server, which fails. Hits and the control API continue. All other
 //! requests wait, and complete correctly when the server is back.
 
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, assert_same_file, empty_file, noise_file};
+use conformance::hob::binary;
 use conformance::nbd_client::Client;
 use conformance::process::Process;
 use conformance::scratch::wait_for;
@@ -243,6 +245,38 @@ fn a_stop_during_a_drain_takes_seconds_and_loses_nothing() {
         daemon.stop();
         drop(backing);
     }
+}
+
+/// A daemon that SIGSTOP has stopped accepts connections and does not answer. A command that only
+/// reads reports that after 12 s, and Ctrl-C ends a command that watches a drain.
+#[test]
+fn commands_end_while_the_daemon_is_stopped() {
+    let scratch = Scratch::new();
+    empty_file(&scratch.path("disk.img"), SIZE);
+    let mut backing = nbdkit(&scratch);
+    configure_write_back(&scratch);
+    let (mut daemon, mut guest) = start_daemon(&scratch);
+    guest.write(0, &Noise::new(55).bytes(MIB as usize)).unwrap();
+    backing.signal(Signal::STOP);
+    let mut command = Command::new(binary());
+    command.args(["drain", "vm", "--control", &format!("unix:{}", scratch.text("ctl.sock"))]);
+    let mut drain = Process::start("hob drain", &mut command).unwrap();
+    wait_for("the progress of the drain", || drain.stderr().contains(" left"));
+    daemon.process.signal(Signal::STOP);
+    // The command asks every 250 ms, and now waits for the answer.
+    std::thread::sleep(Duration::from_secs(2));
+    drain.signal(Signal::INT);
+    let drained = drain.finish(Duration::from_secs(20));
+    assert_eq!(drained.status.and_then(|status| status.code()), Some(130), "{}", drained.all());
+    assert!(drained.stderr.contains("the drain of vm continues"), "{}", drained.stderr);
+    let begun = Instant::now();
+    let health = daemon.try_ctl(&["health"]);
+    assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
+    assert_eq!(health.status.and_then(|status| status.code()), Some(1), "{}", health.all());
+    let said = health.stderr.trim();
+    assert!(said.contains("has not answered for 12 s; "), "{said}");
+    assert!(said.contains("'systemctl status hob'") && !said.contains('\n'), "{said}");
+    daemon.kill();
 }
 
 /// Promise 4 under write-back: a dead backing fills the cache with dirty data up to its limit. Then

@@ -1,6 +1,7 @@
 //! Life cycle of VMs: snapshots contain all data, and after a revert no later data is read.
 
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
 use conformance::data::{Noise, assert_same, noise_file};
 use conformance::scratch::wait_for;
@@ -87,6 +88,30 @@ fn after_a_revert_the_disk_has_its_earlier_content() {
     stage.hob.ctl(&["drain", "disk"]);
     assert_same(&stage.image(), &wanted, 0, "the backing and the snapshot");
     stage.hob.stop();
+}
+
+/// Promise 2: a revert in the documented order gives the content of the snapshot, also if dirty
+/// data would be destaged between the revert and the event.
+#[test]
+fn a_disk_that_was_drained_before_a_revert_has_the_content_of_the_snapshot() {
+    let scratch = Scratch::new();
+    let image = scratch.path("disk.img");
+    noise_file(&image, DISK, 22);
+    let snapshot = std::fs::read(&image).unwrap();
+    let serve = Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "4K");
+    let hob = serve.arg("--mode", "write-back").arg("--dirty-age-max", "1").start(&scratch);
+    let mut client = hob.connect();
+    client.write(0, &Noise::new(23).bytes(4 * MIB as usize)).unwrap();
+    client.flush().unwrap();
+    hob.ctl(&["disk", "event", "disk", "suspend"]);
+    let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    file.write_all_at(&snapshot, 0).unwrap();
+    // Longer than the maximum age of dirty data.
+    std::thread::sleep(Duration::from_secs(3));
+    hob.ctl(&["disk", "event", "disk", "snapshot-revert"]);
+    assert_same(&client.read(0, DISK as u32).unwrap(), &snapshot, 0, "the disk and the snapshot");
+    assert_same(&std::fs::read(&image).unwrap(), &snapshot, 0, "the backing and the snapshot");
+    hob.stop();
 }
 
 /// SYSTEMS §1: "The cache is emptied by a cold restart of the machine, by suspend/resume, […] by

@@ -2,8 +2,8 @@
 //! allocation.
 
 use conformance::data::{Noise, empty_file, noise_file};
-use conformance::nbd_client::{Address, CMD_WRITE, EPERM};
-use conformance::scratch::free_port;
+use conformance::nbd_client::{Address, CMD_WRITE, Client, EPERM};
+use conformance::scratch::{free_port, wait_for};
 use conformance::{Hob, MIB, Scratch, Serve, Tool};
 use serde_json::Value;
 
@@ -148,4 +148,20 @@ fn the_map_covers_the_disk_finds_the_hole_and_never_calls_data_a_hole() {
     }
     assert_eq!(next, SIZE);
     assert!(holes >= SIZE / 2, "only {holes} of {} bytes of hole were found", SIZE - MIB);
+}
+
+/// The system chooses a port instead of port 0. Only the log names the port.
+#[test]
+fn the_log_names_the_port_that_the_system_chose() {
+    let scratch = Scratch::new();
+    let hob = serve(&scratch).arg("--listen", "tcp:127.0.0.1:0").start(&scratch);
+    let port = || {
+        let log = hob.process.stderr();
+        let (_, rest) = log.split_once("NBD clients connect to tcp:127.0.0.1:")?;
+        rest.split_whitespace().next()?.parse::<u16>().ok()
+    };
+    wait_for("the port in the log", || port().is_some());
+    let port = port().expect("the log names it");
+    Client::connect(&Address::Tcp(port), "disk").expect("clients can connect to the port");
+    hob.stop();
 }

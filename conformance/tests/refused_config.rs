@@ -2,14 +2,15 @@
 //! in health. A daemon that was never started before does not start.
 
 use conformance::data::noise_file;
-use conformance::hob::command;
+use conformance::hob::{binary, command};
 use conformance::scratch::wait_for;
 use conformance::{MIB, Scratch, Tool, Unmount};
 use rustix::fs::{CWD, FileType, mknodat};
 use rustix::process::Signal;
 
-/// Invalid last lines of hob.toml, and the report in health for each.
-const MISTAKES: [(&str, &str); 4] = [
+/// Invalid last lines of hob.toml, and the report in health for each. 192.0.2.1 belongs to no host
+/// (RFC 5737).
+const MISTAKES: [(&str, &str); 7] = [
     ("[[disk]\n", "unclosed"),
     ("shard_count = 3\n", "shard_count"),
     ("[limits]\nconnections_max = 0\n", "connections_max"),
@@ -17,7 +18,15 @@ const MISTAKES: [(&str, &str); 4] = [
         "[[nbd]]\nlisten = \"tcp:127.0.0.1:1\"\ntls = { cert = \"/missing\", key = \"/missing\" }\n",
         "/missing",
     ),
+    ("[[nbd]]\nlisten = \"tcp:192.0.2.1:45018\"\n", "cannot listen on tcp:192.0.2.1:45018"),
+    ("[cluster]\netcd = [\"https://127.0.0.1:1\"]\nca = \"/missing.pem\"\n", "/missing.pem"),
+    ("[peers]\nlend = \"/proc/lent\"\nlend_max = \"64M\"\n", "cannot lend flash in /proc/lent"),
 ];
+
+/// The reports of mistakes that a comparison does not find: it does not use the files, addresses and
+/// directories that hob.toml names.
+const NOT_COMPARED: [&str; 4] =
+    ["/missing", "cannot listen on tcp:192.0.2.1:45018", "/missing.pem", "cannot lend flash in /proc/lent"];
 
 struct Stage {
     scratch: Scratch,
@@ -69,8 +78,7 @@ fn a_daemon_that_worked_starts_again_when_its_hob_toml_is_refused() {
         stage.serves();
         let health = daemon.try_ctl(&["health"]).all();
         assert!(health.contains("config-refused") && health.contains(mentions), "{mistake}: {health}");
-        if mentions == "/missing" {
-            // A comparison does not open the files that hob.toml names.
+        if NOT_COMPARED.contains(&mentions) {
             continue;
         }
         let refused = daemon.try_ctl(&["config", "diff"]);
@@ -141,6 +149,22 @@ fn a_fifo_as_certificate_is_refused_by_the_check_and_by_a_start() {
         let is_named = refused.stderr.contains("leads to a FIFO, not to a regular file");
         assert!(refused.status.is_some() && !refused.success() && is_named, "{more:?}: {}", refused.all());
     }
+}
+
+#[test]
+fn a_fifo_as_configuration_is_refused_and_a_pipe_is_read() {
+    let stage = Stage::new();
+    stage.configure("");
+    let (fifo, hob) = (stage.scratch.text("fifo"), binary().display().to_string());
+    mknodat(CWD, &fifo, FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+    for more in [&["--check"][..], &[]] {
+        let refused = command(&[&["daemon", "--config", fifo.as_str()][..], more].concat());
+        let is_named = refused.stderr.contains("does not lead to a regular file");
+        assert!(refused.status.is_some() && !refused.success() && is_named, "{more:?}: {}", refused.all());
+    }
+    let line = format!("cat {} | {hob} daemon --check --config /dev/stdin", stage.scratch.text("hob.toml"));
+    let said = Tool::new("sh").args(["-c", line.as_str()]).run();
+    assert!(said.contains("can start"), "{said}");
 }
 
 /// Mistakes that depend on the host. A daemon reports them after its start.

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
+use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use conformance::guest::{SENTINEL, start_rounds};
 use conformance::hob::{binary, upgrade};
 use conformance::nbd_client::{Address, Client, request};
 use conformance::process::{Process, descendants};
-use conformance::scratch::{is_listening, text, wait_until};
+use conformance::scratch::{free_port, is_listening, text, wait_until};
 use conformance::{Authority, Daemon, Loop, MIB, Scratch, Serve, Tool, Unmount};
 use rustix::process::Signal;
 
@@ -243,6 +244,65 @@ fn a_guest_reconnects_by_itself() {
         assert!(!console.contains(bad), "{bad}:\n{console}");
     }
     hob.stop();
+}
+
+/// After the new program has started in the daemon's process, an error would end the daemon.
+#[test]
+fn an_upgrade_is_refused_if_the_new_program_could_not_listen_or_join_its_cluster() {
+    let mut stage = Stage::new("persistent = true", "");
+    let config = fs::read_to_string(stage.scratch.path("hob.toml")).unwrap();
+    let mut client = stage.connect();
+    let other_program = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = format!("tcp:{}", other_program.local_addr().unwrap());
+    // 192.0.2.1 belongs to no host (RFC 5737).
+    for address in [taken.as_str(), "tcp:192.0.2.1:45017", "unix:/proc/nbd.sock"] {
+        stage.scratch.write_config(format!("{config}[[nbd]]\nlisten = \"{address}\"\n"));
+        stage.refused(&format!("cannot listen on {address}: "));
+        client.read(0, 4096).unwrap();
+    }
+    let cluster = "[cluster]\netcd = [\"https://127.0.0.1:1\"]\nca = \"/missing.pem\"\n";
+    stage.scratch.write_config(format!("{config}{cluster}"));
+    stage.refused("/missing.pem");
+    client.read(0, 4096).unwrap();
+    stage.daemon.stop();
+}
+
+#[test]
+fn a_listener_moves_to_another_address_of_its_port() {
+    let mut stage = Stage::new("persistent = true", "");
+    let config = fs::read_to_string(stage.scratch.path("hob.toml")).unwrap();
+    let mut client = stage.connect();
+    let port = free_port();
+    for host in ["127.0.0.1", "0.0.0.0", "127.0.0.1"] {
+        stage.scratch.write_config(format!("{config}[[nbd]]\nlisten = \"tcp:{host}:{port}\"\n"));
+        stage.upgrade();
+        client.read(0, 4096).unwrap();
+        Client::connect(&Address::Tcp(port), "vm").unwrap().read(0, 4096).unwrap();
+    }
+    // A second listener cannot share the port.
+    let both = ["127.0.0.1", "0.0.0.0"].map(|host| format!("[[nbd]]\nlisten = \"tcp:{host}:{port}\"\n"));
+    stage.scratch.write_config(format!("{config}{}", both.concat()));
+    stage.refused(&format!("cannot listen on tcp:0.0.0.0:{port}: "));
+    client.read(0, 4096).unwrap();
+    stage.daemon.stop();
+}
+
+/// For example, another host has taken over a virtual address.
+#[test]
+fn a_listener_whose_address_the_host_has_lost_does_not_prevent_a_reload() {
+    let mut stage = Stage::new("persistent = true", "");
+    let config = fs::read_to_string(stage.scratch.path("hob.toml")).unwrap();
+    let mut client = stage.connect();
+    // An address for documentation (RFC 5737).
+    let ip = |verb: &str| Tool::new("ip").args(["addr", verb, "198.51.100.17/32", "dev", "lo"]).run();
+    ip("replace");
+    let listen = format!("tcp:198.51.100.17:{}", free_port());
+    stage.scratch.write_config(format!("{config}[[nbd]]\nlisten = \"{listen}\"\n"));
+    stage.upgrade();
+    ip("del");
+    stage.upgrade();
+    client.read(0, 4096).unwrap();
+    stage.daemon.stop();
 }
 
 /// A client has sent a part of a request at the time of the upgrade. The daemon waits for the rest

@@ -68,8 +68,8 @@ type Table<'a> = (String, &'a Section, String);
 /// Writes the page and the manual.
 pub(crate) fn run() -> Result<()> {
     let (page, manual) = files()?;
-    fs::write(shell::root().join(PAGE), page).with_context(|| format!("write {PAGE}"))?;
-    fs::write(shell::root().join(MANUAL), manual).with_context(|| format!("write {MANUAL}"))?;
+    fs::write(shell::root().join(PAGE), page).with_context(|| format!("cannot write {PAGE}"))?;
+    fs::write(shell::root().join(MANUAL), manual).with_context(|| format!("cannot write {MANUAL}"))?;
     println!("wrote {PAGE} and {MANUAL}");
     Ok(())
 }
@@ -78,10 +78,11 @@ pub(crate) fn run() -> Result<()> {
 fn files() -> Result<(String, String)> {
     let mut sections = Vec::new();
     for path in SOURCES {
-        let text = fs::read_to_string(shell::root().join(path)).with_context(|| format!("read {path}"))?;
+        let text =
+            fs::read_to_string(shell::root().join(path)).with_context(|| format!("cannot read {path}"))?;
         sections.extend(parse(&text));
     }
-    let root = sections.first().context("the first source has a struct")?;
+    let root = sections.first().context("the first source file of hob.toml's types has no struct")?;
     let mut all = vec![(String::new(), root, String::new())];
     let mut next = 0;
     while next < all.len() {

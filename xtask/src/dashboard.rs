@@ -36,13 +36,14 @@ pub(crate) fn run() -> Result<()> {
 /// Checks that both directories have the same files.
 fn compare(fresh: &Path, kept: &Path) -> Result<()> {
     let names = |dir: &Path| -> Result<Vec<String>> {
-        let entries = fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;
+        let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
         let mut names: Vec<String> =
             entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
         names.sort();
         Ok(names)
     };
-    let read = |dir: &Path, name: &str| fs::read(dir.join(name)).with_context(|| format!("read {name}"));
+    let read =
+        |dir: &Path, name: &str| fs::read(dir.join(name)).with_context(|| format!("cannot read {name}"));
     let mut stale = names(fresh)? != names(kept)?;
     for name in names(fresh)?.iter().filter(|name| kept.join(name).exists()) {
         stale |= read(fresh, name)? != read(kept, name)?;
@@ -58,7 +59,7 @@ fn compare(fresh: &Path, kept: &Path) -> Result<()> {
 }
 
 fn test_files(dir: &Path) -> Result<Vec<String>> {
-    let entries = fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;
+    let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut files: Vec<String> = names.filter(|name| name.ends_with(".test.mjs")).collect();
     files.sort();

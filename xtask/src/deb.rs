@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     deb.arg("--output").arg(target.join("debian")).env("CARGO_TARGET_DIR", &stage);
     let said = shell::output(&mut deb)?;
-    let package = said.lines().last().context("cargo-deb says where the package is")?;
+    let package = said.lines().last().context("cargo-deb did not print the path of the package")?;
     check(Path::new(package))?;
     println!("{package}");
     Ok(())
@@ -107,14 +107,14 @@ fn compress(files: Vec<PathBuf>) -> Result<()> {
 /// Returns a changelog in Debian's format. hob's own changelog is another file.
 fn changelog_text(hob: &Path) -> Result<String> {
     let version = shell::output(Command::new(hob).arg("--version"))?;
-    let version = version.trim().rsplit(' ').next().context("hob tells its version")?.to_owned();
+    let version = version.trim().rsplit(' ').next().context("'hob --version' prints no version")?.to_owned();
     let when = Command::new("git").args(["log", "-1", "--format=%cD"]).current_dir(shell::root()).output();
     let when = when.ok().filter(|output| output.status.success());
     let when = when.map_or("Thu, 01 Jan 1970 00:00:00 +0000".into(), |output| {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     });
     let metadata = metadata()?;
-    let maintainer = metadata["maintainer"].as_str().context("the package has a maintainer")?;
+    let maintainer = metadata["maintainer"].as_str().context("the package has no maintainer")?;
     Ok(format!(
         "hob ({version}-1) unstable; urgency=medium\n\n  * /usr/share/doc/hob/CHANGELOG.md tells what is new.\n\n -- {maintainer}  {when}\n"
     ))
@@ -123,8 +123,11 @@ fn changelog_text(hob: &Path) -> Result<String> {
 /// Returns the table `[package.metadata.deb]`.
 fn metadata() -> Result<serde_json::Value> {
     let all = shell::metadata()?;
-    let packages = all["packages"].as_array().context("cargo metadata names packages")?;
-    let hob = packages.iter().find(|package| package["name"] == "hob").context("there is a package hob")?;
+    let packages = all["packages"].as_array().context("cargo metadata lists no packages")?;
+    let hob = packages
+        .iter()
+        .find(|package| package["name"] == "hob")
+        .context("cargo metadata lists no package hob")?;
     Ok(hob["metadata"]["deb"].clone())
 }
 
@@ -141,10 +144,22 @@ fn check(package: &Path) -> Result<()> {
     shell::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(scratch.path()))?;
     let hob = scratch.path().join("usr/bin/hob");
     shell::run(Command::new(&hob).arg("--version"))?;
-    let config: PathBuf = scratch.path().join("etc/hob/hob.toml");
-    shell::run(Command::new(&hob).args(["daemon", "--check", "--config"]).arg(config))?;
+    check_config(&hob, scratch.path())?;
     check_features(&hob)?;
     lint(package)
+}
+
+/// Checks the packaged hob.toml, with other directories for the state and the sockets: without
+/// root, hob cannot create those of the package.
+fn check_config(hob: &Path, scratch: &Path) -> Result<()> {
+    let (packaged, config) = (scratch.join("etc/hob/hob.toml"), scratch.join("hob.toml"));
+    let run = scratch.join("run").display().to_string();
+    let text = fs::read_to_string(&packaged).context("cannot read the packaged hob.toml")?;
+    fs::write(&config, format!("state_dir = {run:?}\n{}", text.replace("/run/hob", &run)))?;
+    let control = format!("unix:{run}/control.sock");
+    let mut command = Command::new(hob);
+    command.args(["daemon", "--check", "--control", &control, "--config"]).arg(&config);
+    shell::run(&mut command)
 }
 
 /// Checks that the packaged hob can open Ceph RBD images, cloud object stores, and NBD servers with

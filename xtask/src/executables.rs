@@ -41,14 +41,14 @@ pub fn compile(mut cargo: Command) -> Result<Vec<Executable>> {
 
 /// Returns the test executable that a message of cargo names, if it names one.
 fn executable(message: &str) -> Result<Option<Executable>> {
-    let message: Value = serde_json::from_str(message).context("read a message of cargo")?;
+    let message: Value = serde_json::from_str(message).context("cannot parse a message of cargo")?;
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let Some(path) = text(&message["executable"]).filter(|_| message["profile"]["test"] == true) else {
         return Ok(None);
     };
-    let name = text(&message["target"]["name"]).context("cargo names the target")?;
-    let manifest = text(&message["manifest_path"]).context("cargo names the manifest")?;
-    let package = Path::new(&manifest).parent().context("a manifest is in a directory")?.to_owned();
+    let name = text(&message["target"]["name"]).context("a message of cargo names no target")?;
+    let manifest = text(&message["manifest_path"]).context("a message of cargo names no manifest")?;
+    let package = Path::new(&manifest).parent().context("the manifest's path has no directory")?.to_owned();
     Ok(Some(Executable { name, path: path.into(), package }))
 }
 
@@ -67,16 +67,16 @@ impl Executable {
     /// does not keep the run waiting.
     fn run(&self, arguments: &[&str], environment: &[(&str, &Path)]) -> Result<Ended> {
         let start = Instant::now();
-        let mut file = tempfile::tempfile().context("create a file for the output of tests")?;
+        let mut file = tempfile::tempfile().context("cannot create a file for the output of tests")?;
         let mut command = Command::new(&self.path);
         command.args(arguments).envs(environment.iter().copied()).current_dir(&self.package);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file.try_clone()?);
-        let mut child = command.spawn().with_context(|| format!("start {}", self.path.display()))?;
+        let mut child = command.spawn().with_context(|| format!("cannot start {}", self.path.display()))?;
         let computed = processor_time(&child);
-        let status = child.wait().with_context(|| format!("wait for {}", self.path.display()))?;
+        let status = child.wait().with_context(|| format!("cannot wait for {}", self.path.display()))?;
         let mut bytes = Vec::new();
         file.rewind()?;
-        file.read_to_end(&mut bytes).context("read the output of tests")?;
+        file.read_to_end(&mut bytes).context("cannot read the output of tests")?;
         let output = String::from_utf8_lossy(&bytes).into_owned();
         Ok(Ended { name: self.name.clone(), status, took: start.elapsed(), computed, output })
     }
@@ -212,8 +212,13 @@ fn total(all: &mut [Ended]) -> Result<String> {
             continue;
         };
         for (count, (word, sum)) in counts.split("; ").zip(&mut sums) {
-            let count = count.strip_suffix(*word).with_context(|| format!("a count in: {line}"))?;
-            *sum += count.trim().parse::<u64>().with_context(|| format!("a count in: {line}"))?;
+            let count = count
+                .strip_suffix(*word)
+                .with_context(|| format!("no count of tests in this line: {line}"))?;
+            *sum += count
+                .trim()
+                .parse::<u64>()
+                .with_context(|| format!("no count of tests in this line: {line}"))?;
         }
     }
     let mut text = format!("{} test executables:", all.len());

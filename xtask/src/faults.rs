@@ -21,7 +21,7 @@ type Id = (String, u32);
 /// Writes the index.
 pub(crate) fn run() -> Result<()> {
     let page = page(&tidy::texts())?;
-    fs::write(shell::root().join(PAGE), page).with_context(|| format!("write {PAGE}"))
+    fs::write(shell::root().join(PAGE), page).with_context(|| format!("cannot write {PAGE}"))
 }
 
 /// Returns the index page. Returns an error if a fault has no test, or if faults.txt names a test

@@ -75,14 +75,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     command.args(OTHER_TESTS.iter().flat_map(|name| ["--skip", name]));
     // cargo-mutants fails if a mutant was missed; the score lists the missed mutants.
     let result = shell::run(&mut command);
-    score(&out.join("mutants.out")).with_context(|| format!("the run itself: {result:?}"))
+    score(&out.join("mutants.out"))
+        .with_context(|| format!("no results of cargo-mutants, whose run ended with {result:?}"))
 }
 
 /// Prints the number of mutants that tests detected, and lists the missed mutants.
 fn score(dir: &Path) -> Result<()> {
     let lines = |name: &str| -> Result<Vec<String>> {
         let path = dir.join(name);
-        let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        let text =
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(text.lines().map(str::to_owned).collect())
     };
     let (caught, missed) = (lines("caught.txt")?, lines("missed.txt")?);
@@ -91,10 +93,10 @@ fn score(dir: &Path) -> Result<()> {
     let noticed = caught.len() + timeout.len();
     let viable = noticed + missed.len();
     if viable == 0 {
-        bail!("no viable mutant");
+        bail!("no mutant compiles, so none was tested");
     }
     println!(
-        "\n{noticed} of {viable} mutants noticed ({} by a time limit); {} do not compile",
+        "\ntests detected {noticed} of {viable} mutants ({} by a time limit); {} do not compile",
         timeout.len(),
         unviable.len()
     );

@@ -98,21 +98,21 @@ fn missing(packages: impl Iterator<Item = &'static Package>) -> Vec<&'static str
 }
 
 fn install_these(missing: &[&str]) -> Result<()> {
-    println!("missing: {}", missing.join(" "));
+    println!("missing packages: {}", missing.join(" "));
     let prefix: &[&str] = if rustix::process::geteuid().is_root() {
         &[]
     } else if Command::new("sudo").args(["-n", "true"]).output().is_ok_and(|o| o.status.success()) {
         &["sudo", "-n"]
     } else {
-        println!("neither root nor sudo without a password: install them yourself with");
+        println!("this user is not root and cannot use sudo without a password; install the packages with");
         println!("    apt-get install --no-install-recommends {}", missing.join(" "));
-        println!("until then the tests that need them fail");
+        println!("until then, tests that need these packages fail");
         return Ok(());
     };
     if !present("apt-get") {
-        bail!("this host is not Debian: install the programs of {} in another way", missing.join(", "));
+        bail!("this host has no apt-get; install the programs of {} in another way", missing.join(", "));
     }
-    println!("installing them with apt-get");
+    println!("installing the packages with apt-get");
     let apt = |args: &[&str]| {
         // `env` passes the variable through sudo.
         let words =

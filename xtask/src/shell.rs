@@ -35,7 +35,7 @@ pub fn install_cargo_command(name: &str) -> Result<()> {
     if cargo(&[name, "--version"]).output().is_ok_and(|output| output.status.success()) {
         return Ok(());
     }
-    println!("cargo-{name} is absent: installing it with cargo");
+    println!("cargo-{name} is not installed; installing it with cargo");
     run(&mut cargo(&["install", &format!("cargo-{name}"), "--locked"]))
 }
 
@@ -43,7 +43,7 @@ pub fn install_cargo_command(name: &str) -> Result<()> {
 pub fn run(command: &mut Command) -> Result<()> {
     let words = words(command);
     println!("$ {words}");
-    let status = command.stdin(Stdio::null()).status().with_context(|| format!("start {words}"))?;
+    let status = command.stdin(Stdio::null()).status().with_context(|| format!("cannot start {words}"))?;
     if !status.success() {
         bail!("{words}: {status}");
     }
@@ -79,14 +79,14 @@ pub fn run_together(commands: Vec<Command>) -> Result<()> {
         println!("$ {words}");
         match command.stdin(Stdio::null()).spawn() {
             Ok(child) => running.push((words, child)),
-            Err(error) => failed.push(format!("start {words}: {error}")),
+            Err(error) => failed.push(format!("cannot start {words}: {error}")),
         }
     }
     for (words, mut child) in running {
         match child.wait() {
             Ok(status) if status.success() => {}
             Ok(status) => failed.push(format!("{words}: {status}")),
-            Err(error) => failed.push(format!("wait for {words}: {error}")),
+            Err(error) => failed.push(format!("cannot wait for {words}: {error}")),
         }
     }
     if !failed.is_empty() {
@@ -112,11 +112,11 @@ pub fn run_tests(command: &mut Command) -> Result<()> {
 fn run_and_read(command: &mut Command, mut take: impl FnMut(&str)) -> Result<ExitStatus> {
     let words = words(command);
     println!("$ {words}");
-    let mut child = command.stdin(Stdio::null()).spawn().with_context(|| format!("start {words}"))?;
+    let mut child = command.stdin(Stdio::null()).spawn().with_context(|| format!("cannot start {words}"))?;
     let out = child.stdout.take().map(|it| Box::new(it) as Box<dyn Read>);
     let stream = out.or(child.stderr.take().map(|it| Box::new(it) as Box<dyn Read>));
     for line in BufReader::new(stream.expect("one stream is piped")).split(b'\n') {
-        let line = line.with_context(|| format!("read what {words} prints"))?;
+        let line = line.with_context(|| format!("cannot read the output of {words}"))?;
         take(&String::from_utf8_lossy(&line));
     }
     Ok(child.wait()?)
@@ -125,7 +125,7 @@ fn run_and_read(command: &mut Command, mut take: impl FnMut(&str)) -> Result<Exi
 /// Runs `command` and returns its output. Returns an error if the command fails.
 pub fn output(command: &mut Command) -> Result<String> {
     let words = words(command);
-    let output = command.stdin(Stdio::null()).output().with_context(|| format!("start {words}"))?;
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {words}"))?;
     if !output.status.success() {
         bail!("{words}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
     }
@@ -141,7 +141,7 @@ pub fn metadata() -> Result<serde_json::Value> {
 /// Returns cargo's target directory.
 pub fn target_dir() -> Result<PathBuf> {
     let metadata = metadata()?;
-    let dir = metadata["target_directory"].as_str().context("cargo metadata names a target directory")?;
+    let dir = metadata["target_directory"].as_str().context("cargo metadata names no target directory")?;
     Ok(dir.into())
 }
 
@@ -155,7 +155,7 @@ impl Interrupt {
     pub fn listen() -> Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            signal_hook::flag::register(signal, Arc::clone(&flag)).context("listen for signals")?;
+            signal_hook::flag::register(signal, Arc::clone(&flag)).context("cannot listen for signals")?;
         }
         Ok(Self(flag))
     }

@@ -25,7 +25,7 @@ const EMULATED: [&str; 4] = ["attach", "host_device", "vhost_user", "upgrade"];
 
 /// Other black-box test files that take half a minute or longer. These files start first. Otherwise
 /// the last of them would run alone at the end.
-const LONG: [&str; 14] = [
+const LONG: [&str; 16] = [
     "postgres",
     "live_migration",
     "container",
@@ -37,9 +37,11 @@ const LONG: [&str; 14] = [
     "reconnect",
     "kill_write_back",
     "golden_images",
+    "returned_flash",
     "selftest",
     "warm_restart",
     "libvirt",
+    "attach_started",
 ];
 
 /// Black-box test files that mostly wait, for example for leases to end or for slow stores. These
@@ -114,7 +116,8 @@ pub(crate) fn build_hob() -> Result<()> {
         let from = build_program("hob", features)?;
         // A running hob still uses the old file, so the file is removed and not overwritten.
         let _ = fs::remove_file(&to);
-        fs::copy(&from, &to).with_context(|| format!("copy {} to {}", from.display(), to.display()))?;
+        fs::copy(&from, &to)
+            .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     }
     Ok(())
 }
@@ -249,7 +252,7 @@ pub(crate) fn release() -> Result<PathBuf> {
 
 /// Returns the names of the test files in a directory, without those of other steps.
 fn files(dir: &Path) -> Result<Vec<String>> {
-    let entries = fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;
+    let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut files: Vec<String> = names
         .filter_map(|name| Some(name.strip_suffix(".rs")?.to_owned()))

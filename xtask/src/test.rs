@@ -272,11 +272,11 @@ fn fuzz() -> Result<()> {
     let dir = shell::root().join("fuzz");
     let targets = fuzz_targets(&dir)?;
     if targets.is_empty() {
-        bail!("fuzz/fuzz_targets holds no target");
+        bail!("fuzz/fuzz_targets has no target");
     }
     let version = shell::output(Command::new("rustc").arg("-vV"))?;
     let host =
-        version.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc names its host")?;
+        version.lines().find_map(|line| line.strip_prefix("host: ")).context("'rustc -vV' names no host")?;
     // With `--target`, the flags do not apply to build scripts.
     let mut build =
         shell::cargo(&["build", "--manifest-path", "fuzz/Cargo.toml", "--target-dir", "fuzz/target"]);
@@ -299,7 +299,8 @@ fn fuzz_run(dir: &Path, programs: &Path, target: &str) -> Result<Command> {
     let mut command = Command::new(programs.join(target));
     command.current_dir(shell::root());
     for kind in ["corpus", "artifacts"] {
-        fs::create_dir_all(dir.join(kind).join(target)).with_context(|| format!("make fuzz/{kind}"))?;
+        fs::create_dir_all(dir.join(kind).join(target))
+            .with_context(|| format!("cannot create fuzz/{kind}"))?;
     }
     command.arg(format!("fuzz/corpus/{target}"));
     if dir.join("seeds").join(target).is_dir() {
@@ -314,7 +315,7 @@ fn fuzz_run(dir: &Path, programs: &Path, target: &str) -> Result<Command> {
 
 fn fuzz_targets(dir: &Path) -> Result<Vec<String>> {
     let folder = dir.join("fuzz_targets");
-    let entries = fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))?;
+    let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let sources = paths.filter(|path: &PathBuf| path.extension().is_some_and(|e| e == "rs"));
     let mut names: Vec<String> =

@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 /// Writes both files to a directory, and returns their paths.
 pub(crate) fn write(directory: &Path, features: &str) -> Result<(PathBuf, PathBuf)> {
     let packages = packages(features)?;
-    fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
+    fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     let (licences, sbom) = (directory.join("third-party-licences.txt"), directory.join("hob.cdx.json"));
     fs::write(&licences, licence_text(&packages)?)?;
     fs::write(&sbom, serde_json::to_string_pretty(&bill(&packages, &checksums()?)?)?)?;
@@ -81,7 +81,8 @@ fn packages(features: &str) -> Result<Vec<Package>> {
     let all = list(&metadata["packages"]);
     let linked = linked(features)?;
     let is_linked = |package: &Value| linked.contains(&(text(&package["name"]), text(&package["version"])));
-    let hob = all.iter().find(|package| package["name"] == "hob").context("there is a package hob")?;
+    let hob =
+        all.iter().find(|package| package["name"] == "hob").context("cargo metadata lists no package hob")?;
     let mut todo = vec![text(&hob["id"])];
     let mut wanted = BTreeSet::new();
     while let Some(id) = todo.pop() {
@@ -164,7 +165,7 @@ fn licence_text(packages: &[Package]) -> Result<String> {
 
 /// Returns the texts of a crate's licence files.
 fn licence_files(directory: &Path) -> Result<Vec<String>> {
-    let entries = fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
+    let entries = fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     paths.retain(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_uppercase();
@@ -192,7 +193,7 @@ fn checksums() -> Result<BTreeMap<(String, String), String>> {
 
 /// Returns the bill of materials.
 fn bill(packages: &[Package], checksums: &BTreeMap<(String, String), String>) -> Result<Value> {
-    let (hob, others) = packages.split_first().context("hob is a package")?;
+    let (hob, others) = packages.split_first().context("the list of packages is empty")?;
     let component = |package: &Package, kind: &str| {
         let mut component = json!({
             "type": kind,

@@ -34,7 +34,8 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use execution::{Work, drain_if_present, tell};
 use hob_control::client::Client;
-use hob_control::{CacheEnable, CacheSettings, Pool, Size};
+use hob_control::{CacheEnable, CacheSettings, Disk, Pool, Size};
+use image::is_same_file;
 use interrupt::{Interrupt, OnSignal};
 use locks::Locks;
 use plan::{Goal, State, Step, steps};
@@ -42,6 +43,8 @@ use qmp::{Absence, Monitor, NotRunning};
 use record::{Method, Record, Records};
 use survey::{Persistent, Vm, Wanted};
 use target::{Kind, Target};
+use threads::in_thread;
+use tokio::time::timeout;
 
 use super::pool::absolute;
 use super::remote::{converse, explain};
@@ -52,6 +55,8 @@ use super::{DryRunEnded, Global};
 pub(super) const RECORDS: &str = "/var/lib/hob/attach";
 /// Minimum size of a cache if `--size` is absent, bytes.
 const CACHE_MIN_BYTES: u64 = 64 << 20;
+/// Maximum time for the comparison of an image with the backings of hob's disks.
+const BACKINGS_MAX: Duration = Duration::from_secs(2);
 /// If `--size` is absent, the size of the cache is the image size divided by this number.
 const CACHE_PART: u64 = 10;
 
@@ -91,6 +96,10 @@ pub(crate) struct Attach {
     size: Option<Size>,
     #[command(flatten)]
     settings: Settings,
+    /// Name of the VM in the names of hob's disks; QEMU's name of the VM if absent. Volumes on a
+    /// storage of the type hob (Proxmox VE) keep the names that the storage plugin gives them
+    #[arg(long, value_name = "NAME", conflicts_with = "list")]
+    name: Option<String>,
     /// Method to redirect the VM's requests to hob; chosen by hob if absent
     #[arg(long, value_enum)]
     method: Option<Method>,
@@ -141,7 +150,10 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         true => error,
         false => not_running(error, target),
     })?;
-    let vm = Vm::look(&mut monitor, &default_name(target)).await?;
+    let mut vm = Vm::look(&mut monitor, &default_name(target)).await?;
+    if let Some(name) = &args.name {
+        vm.name.clone_from(name);
+    }
     Vm::check(&mut monitor, Goal::Attached).await?;
     check_jobs(&vm, &mut monitor, client, &records, if args.common.dry_run { &[] } else { &known }).await?;
     let persistent = Rc::new(persistent(target).await?);
@@ -154,6 +166,8 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
     }
     let pools = client.pools().await.map_err(explain)?;
     let pool = pool(&pools, args.pool.as_deref())?;
+    let others = records.all()?.into_iter().filter(|record| !known.contains(record));
+    let others: Vec<Record> = others.collect();
     let (mut wanted, mut left_over) = (Vec::new(), Vec::new());
     let devices = vm.choose(&args.disks)?;
     let is_one_of_all = args.disks.is_empty() && devices.len() > 1;
@@ -161,6 +175,10 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         if wanted.iter().any(|record: &Record| record.backend == device.backend) {
             // The user named the disk twice.
             continue;
+        }
+        if let Some(record) = vm.attached_by(&device.backend, &others) {
+            let error = already_attached(&device.label, record);
+            return Err(error.context(not_attachable(&device.label, is_one_of_all)));
         }
         let earlier = known.iter().find(|record| record.backend == device.backend);
         if let Some(record) = earlier {
@@ -204,13 +222,14 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         }
         check_distinct(&wanted, &record)?;
         locks.add_disk(&record.disk)?;
-        let is_taken = client.disks().await.map_err(explain)?.iter().any(|disk| disk.name == record.disk);
+        let disks = client.disks().await.map_err(explain)?;
+        let is_taken = disks.iter().any(|disk| disk.name == record.disk);
         let is_own = earlier.is_some_and(|earlier| earlier.disk == record.disk);
         if is_taken && !is_own {
             bail!(
                 "hob already has a disk {0}, which would be the name of {1} in hob. 'hob disk show {0}' shows it: if no \
-                 VM uses it, remove it with 'hob disk remove {0}'; if another VM of the same name uses it, rename one \
-                 of the VMs",
+                 VM uses it, remove it with 'hob disk remove {0}'; if another VM of the same name uses it, choose \
+                 another name with --name",
                 record.disk,
                 record.label
             );
@@ -218,8 +237,18 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         if records.has(&record.disk) && !is_own {
             bail!(
                 "another VM has an attached disk {}, which would be the name of {} in hob; 'hob attach --list' shows \
-                 it. Detach it, or rename one of the VMs",
+                 it. Detach it, or choose another name with --name",
                 record.disk,
+                record.label
+            );
+        }
+        // Otherwise hob would find this out while the VM is paused, when hob cannot lock the image.
+        let others = disks.iter().filter(|disk| !known.iter().any(|record| record.disk == disk.name));
+        if let Some(other) = disk_of_image(others, &record.file).await {
+            bail!(
+                "hob already serves {} as the disk {other}, so {} cannot be attached. Start the VM with that disk, or \
+                 remove it with 'hob disk remove {other}'",
+                record.file.display(),
                 record.label
             );
         }
@@ -295,10 +324,7 @@ async fn detach(client: &Client, mut args: Detach) -> anyhow::Result<()> {
             bail!("--stopped has no plan to print; omit --dry-run");
         }
         match connect(&args.target).await {
-            Ok(_) => bail!(
-                "the VM of {} is running: omit --stopped, or stop the VM if it was started with hob's disk",
-                args.target.text
-            ),
+            Ok(_) => bail!("the VM of {} is running: omit --stopped, or stop the VM", args.target.text),
             Err(error) if error.is::<NotRunning>() => {}
             Err(error) => return Err(error.context("cannot check that the VM is stopped")),
         }
@@ -310,22 +336,20 @@ async fn detach(client: &Client, mut args: Detach) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    let mut monitor = connect_to_detach(client, &args, &records, &known).await?;
+    let (mut monitor, vm) = connect_to_detach(client, &args, &records, &known).await?;
+    let adapt = |record| -> anyhow::Result<Record> { Ok(vm.started(&record)?.unwrap_or(record)) };
+    let chosen = chosen.into_iter().map(adapt).collect::<anyhow::Result<Vec<Record>>>()?;
     if matches!(args.target.kind, Kind::Proxmox(_)) && !args.common.dry_run {
-        for record in &chosen {
-            Work::new(&mut monitor, client, &records, record, &interrupt).check(Goal::Detached).await?;
-        }
+        check_each(&mut monitor, client, &records, &chosen, &interrupt).await?;
         // Programs of Proxmox VE wait while hob is connected to QEMU, and a drain takes long.
         drop(monitor);
         for record in &chosen {
             drain_if_present(client, &record.disk).await?;
         }
-        monitor = connect_to_detach(client, &args, &records, &known).await?;
+        (monitor, _) = connect_to_detach(client, &args, &records, &known).await?;
     }
     if !args.common.dry_run {
-        for record in &chosen {
-            Work::new(&mut monitor, client, &records, record, &interrupt).check(Goal::Detached).await?;
-        }
+        check_each(&mut monitor, client, &records, &chosen, &interrupt).await?;
     }
     for record in &chosen {
         let mut work = Work::new(&mut monitor, client, &records, record, &interrupt);
@@ -335,20 +359,40 @@ async fn detach(client: &Client, mut args: Detach) -> anyhow::Result<()> {
             print_plan(record, Goal::Detached, state).await?;
             continue;
         }
+        if !known.contains(record) {
+            records.save(record)?;
+        }
         work.detach().await?;
         let pause = work.paused;
         tell(&format!("{} is detached; the VM was paused for {}", record.label, milliseconds(pause)));
+        warn_of_removed_disk(record);
     }
     end(args.common.dry_run)
 }
 
-/// Connects to a VM with attached disks, and refuses a VM whose disks cannot be changed now.
+/// Refuses to detach disks if one of them cannot be detached now.
+async fn check_each(
+    monitor: &mut Monitor,
+    client: &Client,
+    records: &Records,
+    chosen: &[Record],
+    interrupt: &Arc<Interrupt>,
+) -> anyhow::Result<()> {
+    for record in chosen {
+        let mut work = Work::new(monitor, client, records, record, interrupt);
+        work.check(Goal::Detached).await?;
+        work.check_image().await?;
+    }
+    Ok(())
+}
+
+/// Connects to a VM with attached disks, and examines it. Refuses a VM whose disks cannot be changed now.
 async fn connect_to_detach(
     client: &Client,
     args: &Detach,
     records: &Records,
     known: &[Record],
-) -> anyhow::Result<Monitor> {
+) -> anyhow::Result<(Monitor, Vm)> {
     let mut monitor = connect(&args.target).await.map_err(|error| match error.is::<NotRunning>() {
         true => anyhow!("{error:#}. If the VM is stopped, use 'hob detach --stopped {}'", args.target.text),
         false => error,
@@ -356,7 +400,7 @@ async fn connect_to_detach(
     let vm = Vm::look(&mut monitor, "").await?;
     Vm::check(&mut monitor, Goal::Detached).await?;
     check_jobs(&vm, &mut monitor, client, records, if args.common.dry_run { &[] } else { known }).await?;
-    Ok(monitor)
+    Ok((monitor, vm))
 }
 
 /// Refuses to remove hob's disks of a stopped VM whose next start needs them in its present state:
@@ -419,6 +463,18 @@ fn has_cache_options(args: &Attach) -> bool {
     args.pool.is_some() || args.size.is_some() || settings != CacheSettings::default()
 }
 
+/// Returns the disk that serves an image. Returns `None` if the filesystem of a backing does not
+/// answer.
+async fn disk_of_image<'a>(disks: impl Iterator<Item = &'a Disk>, image: &Path) -> Option<String> {
+    let paths = disks.filter(|disk| disk.backing.starts_with('/'));
+    let paths: Vec<(String, PathBuf)> =
+        paths.map(|disk| (disk.name.clone(), PathBuf::from(&disk.backing))).collect();
+    let image = image.to_owned();
+    let found = in_thread(move || paths.into_iter().find(|(_, path)| is_same_file(path, &image)));
+    let (disk, _) = timeout(BACKINGS_MAX, found).await.ok()?.ok()??;
+    Some(disk)
+}
+
 /// Refuses a disk that would have the same name in hob as another disk of the same command.
 fn check_distinct(wanted: &[Record], record: &Record) -> anyhow::Result<()> {
     if let Some(other) = wanted.iter().find(|other| other.disk == record.disk) {
@@ -431,6 +487,15 @@ fn check_distinct(wanted: &[Record], record: &Record) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Returns the message that the VM uses hob's disk of a record with another target.
+fn already_attached(label: &str, record: &Record) -> anyhow::Error {
+    let Record { disk, target, .. } = record;
+    anyhow!(
+        "{label} is hob's disk {disk} already, which was attached as a disk of {target}. Use this name of the VM, for \
+         example in 'hob detach {target}'"
+    )
 }
 
 /// Returns the start of the message that a disk cannot be attached. `is_one_of_all` is true if the
@@ -536,6 +601,20 @@ fn warn_of_next_start(persistent: &Persistent, record: &Record) {
     }
 }
 
+/// Warns if the VM's next start would use hob's disk, which a detachment has removed.
+fn warn_of_removed_disk(record: &Record) {
+    let is_defined = record.definition.is_some() || record.volumes.is_some();
+    if record.has_own_node() || is_defined {
+        return;
+    }
+    let Record { label, disk, file, .. } = record;
+    tell(&format!(
+        "{label}: warning: the VM was started with hob's disk {disk}, which does not exist any more. Start the VM with its \
+         image {} next time",
+        file.display()
+    ));
+}
+
 fn default_name(target: &Target) -> String {
     match &target.kind {
         Kind::Qmp(path) => path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
@@ -630,6 +709,12 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_of_another_target_is_refused_with_the_name_of_that_target() {
+        let error = already_attached("vda", &record("qmp:/run/web.qmp", "vda", "web-vda")).to_string();
+        assert!(error.contains("disk web-vda") && error.contains("'hob detach qmp:/run/web.qmp'"), "{error}");
+    }
+
+    #[test]
     fn the_records_of_a_domain_are_found_by_all_its_names() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path()).unwrap();
@@ -639,6 +724,24 @@ mod tests {
         let found = of_names(&records, &["libvirt:0b1c", "libvirt:web"].map(str::to_owned)).unwrap();
         let disks: Vec<&str> = found.iter().map(|record| record.disk.as_str()).collect();
         assert_eq!(disks, ["b", "a"]);
+    }
+
+    #[test]
+    fn an_image_that_hob_serves_already_is_found() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let [image, link] = ["image", "link"].map(|name| dir.path().join(name));
+        std::fs::write(&image, "x").unwrap();
+        std::os::unix::fs::symlink(&image, &link).unwrap();
+        let disk = |name: &str, backing: &Path| Disk {
+            name: name.to_owned(),
+            backing: backing.display().to_string(),
+            ..Disk::default()
+        };
+        let disks = [disk("nbd", Path::new("nbd://host/image")), disk("web", &link)];
+        let found = |disks: &[Disk]| runtime.block_on(disk_of_image(disks.iter(), &image));
+        assert_eq!(found(&disks).as_deref(), Some("web"));
+        assert_eq!(found(&disks[..1]), None);
     }
 
     #[test]

@@ -67,6 +67,7 @@ pub(super) fn run(command: Bitmap, global: &Global) -> anyhow::Result<()> {
     let bitmaps = match command {
         Bitmap::List { disk: None } => {
             let all = converse(global, async |client| {
+                let client = client.with_liveness_check();
                 let mut all = Vec::new();
                 for disk in client.disks().await.map_err(explain)? {
                     all.push(client.bitmaps(&disk.name).await.map_err(explain)?);

@@ -33,7 +33,7 @@ struct Place {
 pub(super) fn run(args: &Dashboard, global: &Global) -> anyhow::Result<()> {
     converse(global, async |client| {
         // An unreachable daemon is reported now, and not only in the browser.
-        client.version().await.map_err(explain)?;
+        client.clone().with_liveness_check().version().await.map_err(explain)?;
         let role = if args.read_only { Role::ReadOnly } else { Role::Admin };
         let loopback = Loopback::bind(args.port, role)
             .await

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use clap::Args;
 use comfy_table::Table;
 use hob_daemon::OneDisk;
@@ -30,6 +30,7 @@ use hob_world::disk_model::{self, ArrayConfig, ArrayModel};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::line;
+use super::replay::stop_on_signals;
 
 const FLASH: DeviceId = DeviceId(0);
 const DISK_BYTES: u64 = 512 << 20;
@@ -57,13 +58,14 @@ pub(crate) struct Demo {
 }
 
 pub(crate) fn run(args: Demo) -> anyhow::Result<()> {
+    let stop = stop_on_signals()?;
+    check_picture(&args.picture)?;
     let scratch = match &args.scratch {
         Some(dir) => tempfile::Builder::new().prefix("hob-demo-").tempdir_in(dir),
         None => tempfile::Builder::new().prefix("hob-demo-").tempdir(),
     }
     .context("cannot create a scratch directory; name another place with --scratch")?;
-    let host = Host::start(scratch.path())?;
-    let stop = host.stop.clone();
+    let host = Host::start(scratch.path(), &stop)?;
     line(&format!(
         "A {} disk on a modelled RAID 5 of four 7200 rpm disks; {} reads of {} KiB, a few blocks much more popular\n\
          than the rest, {} at a time, over NBD. First without a cache, then with {} of flash.\n",
@@ -73,10 +75,14 @@ pub(crate) fn run(args: Demo) -> anyhow::Result<()> {
         DEPTH,
         mib(CACHE_BYTES),
     ))?;
-    let measured = host.measure()?;
-    if stop.load(Ordering::Relaxed) {
-        bail!("interrupted; nothing was left behind");
-    }
+    let measured = match host.measure() {
+        Ok(measured) => measured,
+        Err(error) => {
+            // The directory can be removed when the socket is closed.
+            let _ = host.end();
+            return Err(error);
+        }
+    };
     line(&format!("{}\n", table(&measured)))?;
     draw(&args.picture, &measured)?;
     line(&format!("Latency over time, cold pass and warm: {}", args.picture.display()))?;
@@ -109,10 +115,10 @@ struct Host {
 }
 
 impl Host {
-    fn start(scratch: &Path) -> anyhow::Result<Host> {
+    fn start(scratch: &Path, stop: &Arc<AtomicBool>) -> anyhow::Result<Host> {
         let (disk, flash, socket) =
             (scratch.join("disk.img"), scratch.join("flash.pool"), scratch.join("nbd.sock"));
-        make_disk(&disk)?;
+        make_disk(&disk, stop)?;
         let spec = DeviceSpec { path: flash, size_bytes: Some(device_bytes_for(CACHE_BYTES, SEGMENT_BYTES)) };
         let pool = Pool::create("demo", &[spec], SEGMENT_BYTES, Overwrite::Refuse)?;
         let backing = Backing::open(path_text(&disk)?, Access::ReadWrite, &BackingOptions::default())?
@@ -121,10 +127,9 @@ impl Host {
         let config =
             DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite, datastore: DatastoreId(0) };
         let uri = format!("nbd+unix:///demo?socket={}", path_text(&socket)?).parse()?;
-        let stop = Arc::new(AtomicBool::new(false));
         let flash = (FLASH, pool.file(FLASH)?);
-        let disk = OneDisk::serve("demo", &socket, (config, backing), flash, Arc::clone(&stop))?;
-        Ok(Host { uri, disk, pool: RefCell::new(pool), stop })
+        let disk = OneDisk::serve("demo", &socket, (config, backing), flash)?;
+        Ok(Host { uri, disk, pool: RefCell::new(pool), stop: Arc::clone(stop) })
     }
 
     /// Measures without a cache, with an empty one, and with a full one.
@@ -165,6 +170,7 @@ impl Host {
         let bar = ProgressBar::new(accesses.len() as u64).with_style(style).with_prefix(name);
         let before = self.disk.stats()?;
         let run = driver::drive(&self.uri, accesses, DEPTH, &self.stop, |done, _| bar.set_position(done))?;
+        check_stop(&self.stop)?;
         let after = self.disk.stats()?;
         let hits = (after.read_hits - before.read_hits) as f64 / (after.reads - before.reads).max(1) as f64;
         bar.finish_with_message(format!("{:.1} s", run.elapsed_ns as f64 / 1e9));
@@ -194,13 +200,32 @@ impl ServiceTime for Array {
     }
 }
 
+/// Returns an error if a signal has asked the demonstration to end.
+fn check_stop(stop: &AtomicBool) -> anyhow::Result<()> {
+    ensure!(!stop.load(Ordering::Relaxed), "interrupted; nothing was left behind");
+    Ok(())
+}
+
+/// Checks that the chart can be written, before the demonstration takes a minute.
+fn check_picture(path: &Path) -> anyhow::Result<()> {
+    let exists = path.exists();
+    let opened = std::fs::File::options().write(true).create(true).truncate(false).open(path);
+    let at = path.display();
+    opened.with_context(|| format!("cannot write the picture to {at}; name another file with --picture"))?;
+    if !exists {
+        std::fs::remove_file(path).with_context(|| format!("cannot remove {at}"))?;
+    }
+    Ok(())
+}
+
 /// Creates a disk of non-zero data, because zeroes would be sent as holes.
-fn make_disk(path: &Path) -> anyhow::Result<()> {
+fn make_disk(path: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
     use std::io::Write;
 
     let mut file = std::fs::File::create_new(path)?;
     let mut chunk = vec![0u8; 1 << 20];
     for mib in 0..DISK_BYTES >> 20 {
+        check_stop(stop)?;
         for (i, word) in chunk.chunks_exact_mut(8).enumerate() {
             let value = ((mib << 17) + i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             word.copy_from_slice(&value.to_le_bytes());

@@ -178,8 +178,16 @@ fn lifecycle_page() -> String {
          resume, and when a snapshot is consolidated or reverted. If you override the setting `persistent` of\n\
          a preset, your value decides whether the cache is volatile.\n\n\
          A snapshot must be reverted *in place*: the same file or volume gets other contents, and nothing\n\
-         writes to it meanwhile. In two cases, remove the disk before the revert (`hob disk remove`) and add\n\
-         it afterwards:\n\n\
+         writes to it meanwhile. hob also writes to it: it destages dirty data while the VM is stopped. So\n\
+         drain the disk between the stop of the VM and the revert:\n\n\
+         ```console\n\
+         # hob disk event web suspend          # after the VM is stopped, before the revert\n\
+         # hob disk event web snapshot-revert  # after the revert, before the VM continues\n\
+         ```\n\n\
+         Without the drain, hob can write dirty data over the reverted contents until it receives\n\
+         `snapshot-revert`. The disk then has a mixture of both, and hob cannot report that. If the drain\n\
+         cannot end, discard the dirty data instead: `hob cache discard-dirty web --yes`.\n\n\
+         In two cases, remove the disk before the revert (`hob disk remove`) and add it afterwards:\n\n\
          * The snapshot becomes another file.\n\
          * The disk is an image that hob opens through `qemu-nbd`.\n\n\
          A persistent cache then detects that its backing changed, and uses none of its old data\n\

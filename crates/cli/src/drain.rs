@@ -82,8 +82,7 @@ async fn drain(client: &Client, disk: &str, operation: DrainFor) -> anyhow::Resu
                 {disk} --stop' stops it"
             )
         };
-        watch.wait(goes_on).await;
-        changed.disk = Some(client.disk(disk).await.map_err(explain)?);
+        changed.disk = Some(watch.wait(client.disk(disk), goes_on).await.map_err(explain)?);
     }
 }
 

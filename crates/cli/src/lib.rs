@@ -306,6 +306,7 @@ fn complain(what: &str) {
 
     let line = what.lines().map(str::trim).collect::<Vec<_>>().join(" ");
     let line = without_error_numbers(&line);
+    let line = output::printable(&line);
     // stderr may be closed; this is not an error.
     let _ = writeln!(std::io::stderr(), "hob: {line}");
 }

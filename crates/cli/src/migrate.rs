@@ -149,7 +149,7 @@ async fn begin(args: &Migrate, client: &Client) -> anyhow::Result<(Migration, Op
         (Some(to), ..) => (client.migrate(disk, &args.start(to)).await, Some(Until::Over)),
         (None, true, _) => (client.migration_finish(disk).await, Some(Until::Arrived)),
         (None, _, true) => (client.migration_cancel(disk).await, Some(Until::Over)),
-        _ => (client.migration(disk).await, None),
+        _ => (client.clone().with_liveness_check().migration(disk).await, None),
     };
     Ok((shown.map_err(explain)?, args.wait.or(until)))
 }
@@ -203,8 +203,7 @@ async fn watch(
                 migrate {disk} --cancel' keeps the disk on this host"
             )
         };
-        watch.wait(goes_on).await;
-        shown = client.migration(disk).await.map_err(explain)?;
+        shown = watch.wait(client.migration(disk), goes_on).await.map_err(explain)?;
     }
     watch.end();
     if shown.state == MigrationState::Kept && !args.cancel {

@@ -1,5 +1,6 @@
 //! Output of commands: plain tables for people, JSON for programs.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
@@ -30,7 +31,7 @@ pub(super) fn print<T: Serialize + ?Sized>(
 ) -> anyhow::Result<()> {
     let mut text = match format {
         Format::Json => serde_json::to_string_pretty(value)?,
-        Format::Table => table(value),
+        Format::Table => printable(&table(value)).into_owned(),
     };
     if !text.ends_with('\n') {
         text.push('\n');
@@ -51,7 +52,24 @@ pub(super) fn line(text: &str) -> anyhow::Result<()> {
 
 /// Writes a line to stderr, for people. Errors are ignored: stderr may be closed.
 pub(super) fn tell(text: &str) {
-    let _ = writeln!(io::stderr(), "{}", without_error_numbers(text));
+    let _ = writeln!(io::stderr(), "{}", printable(&without_error_numbers(text)));
+}
+
+/// Replaces control characters except line feeds and tabs by escapes, because a terminal obeys
+/// them. They may come from a VM (QMP), from another host, or from the name of a file.
+pub(super) fn printable(text: &str) -> Cow<'_, str> {
+    let is_unsafe = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(is_unsafe) {
+        return text.into();
+    }
+    let mut plain = String::with_capacity(text.len());
+    for c in text.chars() {
+        match is_unsafe(c) {
+            true => plain.extend(c.escape_default()),
+            false => plain.push(c),
+        }
+    }
+    plain.into()
 }
 
 /// Standard error for the log, which names system errors without their numbers. Errors are ignored:
@@ -160,6 +178,12 @@ pub(super) fn duration(nanos: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_terminal_gets_no_control_characters() {
+        assert!(matches!(printable("é\tweb\n"), Cow::Borrowed("é\tweb\n")));
+        assert_eq!(printable("a\u{1b}[31m\u{7}b\r\u{9b}"), "a\\u{1b}[31m\\u{7}b\\r\\u{9b}");
+    }
 
     #[test]
     fn tables_are_plain_and_aligned() {

@@ -11,6 +11,9 @@ use super::remote::ask;
 /// Options that set rules; at least one is required.
 const RULES: [&str; 5] = ["shares", "reservation", "limit", "bytes_limit", "flash_limit"];
 
+/// Start of the error about a value that is no number of units.
+const UNITS: &str = "write a number of units a second, such as 500";
+
 /// Shares, limits and reservations of disks. I/O is counted in units of 32 KiB, unless hob.toml
 /// sets another unit; each I/O counts as at least one unit
 #[derive(Debug, Subcommand)]
@@ -65,18 +68,34 @@ options! {
         #[arg(long)]
         shares: Option<String>,
         /// Reservation: units a second that the disk gets even under contention; 0 for none
-        #[arg(long, value_name = "UNITS")]
+        #[arg(long, value_name = "UNITS", value_parser = reservation_units)]
         reservation: Option<u32>,
         /// Limit on the datastore, units a second; 0 for none
-        #[arg(long, value_name = "UNITS")]
+        #[arg(long, value_name = "UNITS", value_parser = limit_units)]
         limit: Option<u32>,
         /// Limit on the datastore, bytes a second; 0 for none
-        #[arg(long, value_name = "SIZE")]
+        #[arg(long, value_name = "SIZE", value_parser = limit_bytes)]
         bytes_limit: Option<Size>,
         /// Limit on each flash device, units a second; 0 for none
-        #[arg(long, value_name = "UNITS")]
+        #[arg(long, value_name = "UNITS", value_parser = limit_units)]
         flash_limit: Option<u32>,
     }
+}
+
+fn reservation_units(text: &str) -> Result<u32, String> {
+    units(text).ok_or_else(|| format!("{UNITS}; 0 means no reservation"))
+}
+
+fn limit_units(text: &str) -> Result<u32, String> {
+    units(text).ok_or_else(|| format!("{UNITS}; 0 means no limit"))
+}
+
+fn limit_bytes(text: &str) -> Result<Size, String> {
+    text.parse::<Size>().map_err(|error| format!("{error}; 0 means no limit"))
+}
+
+fn units(text: &str) -> Option<u32> {
+    text.parse().ok()
 }
 
 pub(super) fn run(command: Qos, global: &Global) -> anyhow::Result<()> {

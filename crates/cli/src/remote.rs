@@ -1,5 +1,6 @@
 //! Connecting to a running daemon, for all client commands.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
@@ -10,12 +11,17 @@ use hob_daemon::CONTROL_SOCKET;
 
 use super::Global;
 
-/// Runs one exchange with the daemon that the options select.
+/// Next step if the daemon accepts connections and does not answer.
+const SEE_STATE: &str =
+    "; on its host, 'systemctl status hob' shows its state, and 'journalctl -u hob' its log";
+
+/// Runs one exchange with the daemon that the options select. A request that only reads fails soon
+/// if the daemon does not answer.
 pub(super) fn ask<T>(
     global: &Global,
     exchange: impl AsyncFnOnce(Client) -> Result<T, ClientError>,
 ) -> anyhow::Result<T> {
-    converse(global, async |client| exchange(client).await.map_err(explain))
+    converse(global, async |client| exchange(client.with_liveness_check()).await.map_err(explain))
 }
 
 /// Runs work with a client of the daemon that the options select.
@@ -51,6 +57,9 @@ fn run(work: Pin<Box<dyn Future<Output = ()> + '_>>) -> anyhow::Result<()> {
 /// Adds a hint to an error of the API.
 pub(super) fn explain(error: ClientError) -> anyhow::Error {
     let next = match &error {
+        // The queue of the daemon's socket is full.
+        ClientError::Unreachable { source, .. } if source.kind() == ErrorKind::WouldBlock => SEE_STATE,
+        ClientError::TimedOut { .. } => SEE_STATE,
         ClientError::Unreachable { .. } => "; start it with 'hob daemon' or name its socket with --control",
         ClientError::Refused { status: 401, .. } => {
             "; give a token with --token-file, or a certificate with --cert and --key"
@@ -101,4 +110,26 @@ fn tls(global: &Global) -> anyhow::Result<Option<ClientTls>> {
 fn file(option: Option<&Path>, variable: &str) -> Option<PathBuf> {
     let from_env = || std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
     option.map(Path::to_owned).or_else(from_env)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_daemon_that_does_not_run_is_to_be_started() {
+        let endpoint = || Endpoint::Unix("/run/hob/control.sock".into());
+        let unreachable =
+            |kind: ErrorKind| ClientError::Unreachable { endpoint: endpoint(), source: kind.into() };
+        let silent = ClientError::TimedOut { endpoint: endpoint(), seconds: 12 };
+        for (error, next) in [
+            (silent, "'systemctl status hob'"),
+            (unreachable(ErrorKind::WouldBlock), "'systemctl status hob'"),
+            (unreachable(ErrorKind::ConnectionRefused), "start it with 'hob daemon'"),
+            (unreachable(ErrorKind::NotFound), "start it with 'hob daemon'"),
+        ] {
+            let error = explain(error).to_string();
+            assert!(error.contains(next), "{error}");
+        }
+    }
 }

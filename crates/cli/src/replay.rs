@@ -155,11 +155,7 @@ fn look_at(args: &Replay, mut reader: TraceReader, stop: &AtomicBool) -> anyhow:
     let survey = Survey::of(records.take_while(|_| !stop.load(Ordering::Relaxed)))?;
     spinner.finish_and_clear();
     ensure!(!stop.load(Ordering::Relaxed), "interrupted before the first request was sent");
-    ensure!(
-        survey.requests() > 0,
-        "there is no request in {}, or in the selected part",
-        args.trace.display()
-    );
+    ensure!(survey.requests() > 0, "{} has no requests, or its selected part has none", args.trace.display());
     if many_disks {
         tracing::warn!(
             "the trace has several disks, and all are sent to one target; --disk N sends those of one disk"

@@ -30,7 +30,8 @@ pub(crate) struct Serve {
     /// Also serve the disk at this vhost-user socket
     #[arg(long, value_name = "PATH")]
     vhost_user: Option<String>,
-    /// Address for NBD clients, unix:/path or tcp:host:port; may be given more than once
+    /// Address for NBD clients, unix:/path or tcp:host:port; may be given more than once. The
+    /// system chooses the port if it is 0; the log names the port
     #[arg(long, value_name = "ADDRESS", required_unless_present = "vhost_user")]
     listen: Vec<Endpoint>,
     /// Accept NBD only over TLS, with this certificate, PEM

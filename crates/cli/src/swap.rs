@@ -156,8 +156,7 @@ async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<()>
                 "{name} is still being turned {now}; 'hob swap list' shows it, 'hob swap {other} {name}' stops it"
             )
         };
-        watch.wait(goes_on).await;
-        *area = client.swap(&area.name).await.map_err(explain)?;
+        *area = watch.wait(client.swap(&area.name), goes_on).await.map_err(explain)?;
     }
 }
 

@@ -63,6 +63,7 @@ pub(super) fn run(args: &Top, global: &Global) -> anyhow::Result<()> {
         bail!("standard output is no terminal; 'hob top --once' prints one table");
     }
     converse(global, async |client| {
+        let client = client.with_liveness_check();
         // Errors before the screen is opened are printed normally.
         let first = Answer::of(&client).await?;
         let mut terminal = terminal::Guard::enter()?;
@@ -74,6 +75,7 @@ pub(super) fn run(args: &Top, global: &Global) -> anyhow::Result<()> {
 fn print_once(args: &Top, global: &Global) -> anyhow::Result<()> {
     let mut model = Model::new(args.sort);
     converse(global, async |client| {
+        let client = client.with_liveness_check();
         model.take(client.load().await.map_err(explain)?);
         tokio::time::sleep(args.interval).await;
         model.take(client.load().await.map_err(explain)?);

@@ -51,11 +51,19 @@ impl Watch {
         let _ = stderr.flush();
     }
 
-    /// Waits until the next query. If the user presses Ctrl-C, prints what continues, and ends the
-    /// command.
-    pub(super) async fn wait(&mut self, goes_on: impl FnOnce() -> String) {
+    /// Waits until the next query, and for the result of the query. If the user presses Ctrl-C,
+    /// prints what continues, and ends the command.
+    pub(super) async fn wait<T>(
+        &mut self,
+        query: impl Future<Output = T>,
+        goes_on: impl FnOnce() -> String,
+    ) -> T {
+        let next = async {
+            tokio::time::sleep(ASK_EVERY).await;
+            query.await
+        };
         tokio::select! {
-            () = tokio::time::sleep(ASK_EVERY) => {}
+            result = next => result,
             _ = self.interrupt.recv() => {
                 self.end();
                 let _ = writeln!(std::io::stderr(), "{}", goes_on());

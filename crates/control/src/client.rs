@@ -23,7 +23,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::connection::{self, Driver};
 use crate::tls;
@@ -34,6 +34,13 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// Longest wait for a response, seconds. The daemon's own limits are shorter.
 const ANSWER_SECONDS_MAX: u64 = 60;
+
+/// Time without a response after which a client [with a liveness check](Client::with_liveness_check)
+/// makes the check.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+
+/// Longest wait for the response to a liveness check.
+const CHECK_MAX: Duration = Duration::from_secs(7);
 
 /// Longest time that the client waits for a place in the queue of the daemon's Unix socket.
 const QUEUE_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -89,11 +96,13 @@ pub enum ClientError {
         /// The daemon's address.
         endpoint: Endpoint,
     },
-    /// The daemon sent no response in time.
-    #[error("{endpoint} did not answer within {ANSWER_SECONDS_MAX} s")]
+    /// The daemon sent no response in time: it is stopped by a signal, hangs, or is overloaded.
+    #[error("the daemon at {endpoint} has not answered for {seconds} s")]
     TimedOut {
         /// The daemon's address.
         endpoint: Endpoint,
+        /// Time that the client waited, seconds.
+        seconds: u64,
     },
 }
 
@@ -103,19 +112,39 @@ pub struct Client {
     endpoint: Endpoint,
     token: Option<String>,
     tls: Option<ClientTls>,
+    liveness_check: Option<LivenessCheck>,
+}
+
+/// When a client checks that the daemon answers at all.
+#[derive(Clone, Copy, Debug)]
+struct LivenessCheck {
+    /// Time that a request has no response before the check.
+    silence_max: Duration,
+    /// Longest wait for the response to the check.
+    check_max: Duration,
 }
 
 impl Client {
     /// Creates a client of the daemon at `endpoint`. TCP needs a token, or a certificate [with
     /// TLS](Self::with_tls).
     pub fn new(endpoint: Endpoint, token: Option<String>) -> Client {
-        Client { endpoint, token, tls: None }
+        Client { endpoint, token, tls: None, liveness_check: None }
     }
 
     /// Adds TLS settings to the client. A connection over TCP needs TLS settings.
     #[must_use]
     pub fn with_tls(self, tls: ClientTls) -> Client {
         Client { tls: Some(tls), ..self }
+    }
+
+    /// Makes requests that change nothing fail if the daemon does not answer at all: if such a
+    /// request has no response after 5 s, the client asks for the daemon's version. If neither has a
+    /// response within 7 s more, the request fails with [`ClientError::TimedOut`]. Otherwise the client
+    /// waits for up to 60 s, as for requests that change something.
+    #[must_use]
+    pub fn with_liveness_check(self) -> Client {
+        let check = LivenessCheck { silence_max: SILENCE_MAX, check_max: CHECK_MAX };
+        Client { liveness_check: Some(check), ..self }
     }
 
     /// Address of the daemon.
@@ -152,11 +181,36 @@ impl Client {
 
     /// Returns the body of the response to a request.
     async fn answer_to(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, ClientError> {
+        let check = self.liveness_check.filter(|_| method == Method::GET);
         let exchange = async {
             let (answer, _driver) = self.ask(method, path, body).await?;
             self.collect(answer).await
         };
-        self.in_time(exchange).await
+        match check {
+            Some(check) => self.in_time(self.checked(check, exchange)).await,
+            None => self.in_time(exchange).await,
+        }
+    }
+
+    /// Waits for a response. If there is none for some time, checks that the daemon answers another
+    /// request.
+    async fn checked<T>(
+        &self,
+        check: LivenessCheck,
+        work: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        let LivenessCheck { silence_max, check_max } = check;
+        let mut work = std::pin::pin!(work);
+        if let Ok(result) = timeout(silence_max, &mut work).await {
+            return result;
+        }
+        let version = self.ask(Method::GET, "/v1/version", Vec::new());
+        let answers = tokio::select! {
+            biased;
+            result = &mut work => return result,
+            version = timeout(check_max, version) => version.is_ok(),
+        };
+        if answers { work.await } else { Err(self.timed_out(silence_max + check_max)) }
     }
 
     /// Waits for a response for at most `ANSWER_SECONDS_MAX`.
@@ -164,9 +218,8 @@ impl Client {
         &self,
         work: impl Future<Output = Result<T, ClientError>>,
     ) -> Result<T, ClientError> {
-        tokio::time::timeout(Duration::from_secs(ANSWER_SECONDS_MAX), work)
-            .await
-            .map_err(|_| ClientError::TimedOut { endpoint: self.endpoint.clone() })?
+        let limit = Duration::from_secs(ANSWER_SECONDS_MAX);
+        timeout(limit, work).await.map_err(|_| self.timed_out(limit))?
     }
 
     /// Connects, sends a request, and returns the response without its body. A response with an
@@ -261,6 +314,10 @@ impl Client {
 
     fn unreachable(&self, source: io::Error) -> ClientError {
         ClientError::Unreachable { endpoint: self.endpoint.clone(), source }
+    }
+
+    fn timed_out(&self, after: Duration) -> ClientError {
+        ClientError::TimedOut { endpoint: self.endpoint.clone(), seconds: after.as_secs() }
     }
 
     fn broke_off(&self) -> ClientError {
@@ -382,6 +439,61 @@ mod tests {
             };
             let (connected, _accepted) = tokio::join!(connect_unix(&path), accept);
             connected.unwrap();
+        });
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    /// A liveness check with short limits.
+    const EARLY: LivenessCheck =
+        LivenessCheck { silence_max: Duration::from_millis(200), check_max: Duration::from_millis(500) };
+
+    fn client_with_early_check(socket: &Path) -> Client {
+        let client = Client::new(Endpoint::Unix(socket.to_owned()), None);
+        Client { liveness_check: Some(EARLY), ..client }
+    }
+
+    /// The kernel accepts connections for a daemon that SIGSTOP has stopped.
+    #[test]
+    fn a_daemon_that_answers_nothing_fails_a_query_soon_and_a_change_late() {
+        let path = std::env::temp_dir().join(format!("hob-silent-{}", std::process::id()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let _listener = tokio::net::UnixListener::bind(&path).unwrap();
+            let client = client_with_early_check(&path);
+            let error = client.health().await.unwrap_err();
+            assert!(matches!(error, ClientError::TimedOut { .. }), "{error}");
+            let long = 3 * (EARLY.silence_max + EARLY.check_max);
+            assert!(timeout(long, client.drain_stop("vm")).await.is_err());
+            let without_check = Client { liveness_check: None, ..client };
+            assert!(timeout(long, without_check.health()).await.is_err());
+        });
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_query_may_take_long_while_the_daemon_answers_the_liveness_check() {
+        let path = std::env::temp_dir().join(format!("hob-slow-query-{}", std::process::id()));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::UnixListener::bind(&path).unwrap();
+            // One connection of the query, and one of the check.
+            let daemon = tokio::spawn(async move {
+                for _ in 0..2 {
+                    let (mut stream, _) = listener.accept().await.unwrap();
+                    tokio::spawn(async move {
+                        let mut request = [0; 4096];
+                        let length = stream.read(&mut request).await.unwrap();
+                        if !request[..length].starts_with(b"GET /v1/version ") {
+                            tokio::time::sleep(2 * (EARLY.silence_max + EARLY.check_max)).await;
+                        }
+                        let answer = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]";
+                        stream.write_all(answer.as_bytes()).await.unwrap();
+                    });
+                }
+            });
+            let disks = client_with_early_check(&path).disks().await.unwrap();
+            assert!(disks.is_empty());
+            daemon.await.unwrap();
         });
         std::fs::remove_file(&path).unwrap();
     }

@@ -58,18 +58,21 @@ impl FromStr for Endpoint {
             }
             return Ok(Endpoint::Unix(PathBuf::from(path)));
         }
-        let (host, port) =
-            text.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':')).ok_or_else(wrong)?;
-        let host = match host.strip_prefix('[') {
-            Some(inner) => inner.strip_suffix(']').ok_or_else(wrong)?,
-            None if host.contains(':') => return Err(wrong()),
-            None => host,
-        };
-        if host.is_empty() || host.contains(['/', '[', ']', ' ']) {
-            return Err(wrong());
-        }
-        Ok(Endpoint::Tcp { host: host.to_owned(), port: port.parse().map_err(|_| wrong())? })
+        let (host, port) = text.strip_prefix("tcp:").and_then(host_and_port).ok_or_else(wrong)?;
+        Ok(Endpoint::Tcp { host, port })
     }
+}
+
+/// Parses `host:port`. An IPv6 address is in brackets, which the result does not have.
+pub(crate) fn host_and_port(text: &str) -> Option<(String, u16)> {
+    let (host, port) = text.rsplit_once(':')?;
+    let host = match host.strip_prefix('[') {
+        Some(inner) => inner.strip_suffix(']')?,
+        None if host.contains(':') => return None,
+        None => host,
+    };
+    let is_host = !host.is_empty() && !host.contains(['/', '[', ']', ' ']);
+    Some((is_host.then(|| host.to_owned())?, port.parse().ok()?))
 }
 
 impl fmt::Display for Endpoint {

@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 
 use crate::ClientTls;
 use crate::connection::{self, Driver};
+use crate::endpoint::host_and_port;
 
 mod watch;
 
@@ -54,16 +55,9 @@ impl FromStr for EtcdEndpoint {
             _ => return Err(wrong()),
         };
         let authority = authority.strip_suffix('/').unwrap_or(authority);
-        let (host, port) = authority.rsplit_once(':').ok_or_else(wrong)?;
-        let host = match host.strip_prefix('[') {
-            Some(inner) => inner.strip_suffix(']').ok_or_else(wrong)?,
-            None if host.contains(':') => return Err(wrong()),
-            None => host,
-        };
-        if host.is_empty() || host.contains(['/', '@', '[', ']', ' ']) {
-            return Err(wrong());
-        }
-        Ok(EtcdEndpoint { host: host.to_owned(), port: port.parse().map_err(|_| wrong())?, tls })
+        let (host, port) =
+            host_and_port(authority).filter(|(host, _)| !host.contains('@')).ok_or_else(wrong)?;
+        Ok(EtcdEndpoint { host, port, tls })
     }
 }
 
@@ -215,7 +209,7 @@ impl Etcd {
                 _ => Err(EtcdError::NoLease),
             }
         };
-        self.in_time(renewing, wait_max).await
+        self.in_time(self.current(), renewing, wait_max).await
     }
 
     /// Revokes a lease. Etcd deletes all keys that are attached to the lease.
@@ -284,23 +278,22 @@ impl Etcd {
 
     /// Sends a request to etcd. If it fails, the next request uses another endpoint.
     async fn ask(&self, path: &str, question: Value, wait_max: Duration) -> Result<EtcdResponse, EtcdError> {
-        let by = self.at.load(Ordering::Relaxed) % self.endpoints.len();
-        let told = match tokio::time::timeout(wait_max, self.ask_one(by, path, &question)).await {
-            Ok(told) => told,
-            Err(_) => Err(self.nonsense(by, format!("no answer within {} ms", wait_max.as_millis()))),
-        };
+        let by = self.current();
+        let told = self.in_time(by, self.ask_one(by, path, &question), wait_max).await;
         if let Err(EtcdError::Lost { .. } | EtcdError::Refused { .. }) = told {
             self.next(by);
         }
         told
     }
 
+    /// Waits for an answer of endpoint `by`. Without an answer in time, the next request uses
+    /// another endpoint.
     async fn in_time<T>(
         &self,
+        by: usize,
         work: impl Future<Output = Result<T, EtcdError>>,
         wait_max: Duration,
     ) -> Result<T, EtcdError> {
-        let by = self.at.load(Ordering::Relaxed) % self.endpoints.len();
         match tokio::time::timeout(wait_max, work).await {
             Ok(done) => done,
             Err(_) => {
@@ -308,6 +301,11 @@ impl Etcd {
                 Err(self.nonsense(by, format!("no answer within {} ms", wait_max.as_millis())))
             }
         }
+    }
+
+    /// Returns the number of the endpoint that the next request uses.
+    fn current(&self) -> usize {
+        self.at.load(Ordering::Relaxed) % self.endpoints.len()
     }
 
     fn next(&self, after: usize) {

@@ -73,7 +73,8 @@ events! {
     SnapshotCreate "snapshot-create" Nothing Drain
         "while the VM is frozen, before the snapshot: the backing must have all data"
     SnapshotRevert "snapshot-revert" Empty Discard
-        "after the backing is reverted, before the VM continues: all cached data is outdated"
+        "after the backing is reverted, before the VM continues: all cached data is outdated; drain the \
+         disk before the revert (below)"
     SnapshotConsolidate "snapshot-consolidate" Empty Drain
         "before the merge: the backing must have all data; vFRC begins empty"
     ColdRestart "cold-restart" Empty Nothing

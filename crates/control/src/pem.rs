@@ -14,7 +14,7 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
     /// The file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error("cannot read {path}: {source}")]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -22,7 +22,7 @@ pub enum PemError {
         source: io::Error,
     },
     /// The file does not contain the expected object.
-    #[error("{} has no {what} in PEM form", path.display())]
+    #[error("{path} has no {what} in PEM form")]
     Empty {
         /// The file.
         path: PathBuf,

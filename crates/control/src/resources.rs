@@ -159,8 +159,8 @@ named! {
         /// The device does not answer in time. Requests that need the device wait, and caches bypass it for
         /// other requests.
         Stalled = "stalled",
-        /// The device failed too often and hob stopped using it. Remove the device from the pool, or
-        /// add it again.
+        /// The device failed too often and hob stopped using it. The reason says when hob uses the
+        /// device again, or what to do.
         Fenced = "fenced",
         /// The device could not be opened.
         Offline = "offline",

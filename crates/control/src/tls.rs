@@ -26,7 +26,7 @@ pub enum ClientTlsError {
     #[error(transparent)]
     Pem(#[from] PemError),
     /// The client's certificate, key or CA certificates are invalid.
-    #[error("cannot use {}: {source}", path.display())]
+    #[error("cannot use {path}: {source}")]
     Unusable {
         /// Path of the file.
         path: PathBuf,

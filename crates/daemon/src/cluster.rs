@@ -24,8 +24,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
+use hob_control::check_name;
 use hob_control::etcd::{Etcd, EtcdError};
-use hob_control::{ClientTls, check_name};
 use hob_engine::cluster::{Found, LeaseId, Member, OwnershipRecord, OwnershipSnapshot, OwnershipState, Txn};
 use hob_engine::units::Instant;
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard, Semaphore, watch};
@@ -44,7 +44,6 @@ use watcher::ClusterWatcher;
 use super::config::ClusterConfig;
 use super::lease_clock::LeaseClock;
 use super::shard_api::ShardHandle;
-use super::tls::check_file;
 
 /// Maximum time that an attempt to acquire a disk waits for this host to become a member of the
 /// cluster.
@@ -131,14 +130,7 @@ impl Cluster {
         })?;
         let me = Member { name, id: identity(directory)? };
         let watcher = ClusterWatcher::new(&me, config.settle_seconds * 1_000_000_000);
-        let tls = || -> anyhow::Result<Option<ClientTls>> {
-            let Some(ca) = &config.ca else { return Ok(None) };
-            let own = config.cert.as_deref().zip(config.key.as_deref());
-            check_file(ca)?;
-            config.cert.iter().chain(&config.key).try_for_each(|path| check_file(path))?;
-            Ok(Some(ClientTls::load(ca, own)?))
-        };
-        let etcd = Arc::new(Etcd::new(config.endpoints().map_err(anyhow::Error::msg)?, tls()?));
+        let etcd = Arc::new(Etcd::new(config.endpoints().map_err(anyhow::Error::msg)?, config.tls()?));
         let names = Names::new(&config.prefix);
         let about = About { address: config.address.clone(), ..About::default() };
         let (lease, settle) = (config.lease_seconds, config.settle_seconds);

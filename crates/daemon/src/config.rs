@@ -7,6 +7,7 @@ mod check;
 mod cluster;
 mod control;
 mod definitions;
+mod file;
 mod last_valid;
 mod migrate;
 mod nbd;
@@ -321,7 +322,7 @@ impl Config {
     /// Returns an error if the file cannot be read, or all errors in it.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let in_file = |findings| ConfigError { path: Some(path.to_owned()), findings };
-        let text = std::fs::read_to_string(path).map_err(|error| {
+        let text = file::read(path).map_err(|error| {
             in_file(vec![Finding { line: None, what: format!("cannot be read: {error}") }])
         })?;
         let config = Config::read(&text, true).map_err(|error| in_file(error.findings))?;

@@ -37,6 +37,7 @@ mod tls;
 mod upgrade;
 mod vhost_user;
 mod watchdog;
+mod writable;
 
 pub use allow::{AllowEntry, ClientMatch};
 pub use cache_settings::simulated as simulated_cache;
@@ -51,6 +52,8 @@ pub use swap::turn_off_as_child;
 pub use tls::{CertificateMatch, TlsFiles};
 pub use upgrade::{abandon as abandon_hand_over, can_take_over};
 
+use std::collections::BTreeSet;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -162,6 +165,13 @@ impl Plan {
     /// Creates the plan of a daemon from a configuration, and locks the state directory.
     fn of_config(config: Config) -> anyhow::Result<Plan> {
         let guard = control_guard(&config)?;
+        check_cluster(&config)?;
+        // Sockets that this program takes over work also if the host has lost their addresses. The
+        // check of this program knew these sockets.
+        if !upgrade::is_takeover() {
+            config.refuse(unusable_addresses(&config, listening_sockets::check_port))?;
+        }
+        lending(&config, prepare_lending)?;
         let (store, state) = Store::open(&config.state_dir)?;
         Ok(Plan {
             sockets: SocketAccess::of(&config.sockets())?,
@@ -184,8 +194,18 @@ impl Plan {
     /// Returns all errors of the configuration, one on each line.
     pub fn check_config(config: &Config) -> Result<(), ConfigError> {
         let mut outside: Vec<ConfigError> = Vec::new();
-        outside.extend(control_guard(config).err());
+        let control = control_guard(config).err();
+        // Without `cert`, the certificate is that of the control API, whose errors are reported
+        // once.
+        let is_reported = control.is_some() && config.migrate.cert.is_none();
+        outside.extend(control);
         outside.extend(addresses_of(config).err());
+        if !is_reported {
+            outside.extend(check_migrate(config).err());
+        }
+        outside.extend(check_cluster(config).err());
+        outside.extend(unusable_addresses(config, listening_sockets::check_address));
+        outside.extend(lending(config, writable::check).err());
         // A directory whose state cannot be read is reported once.
         let state = State::read(&config.state_dir).and_then(|_| Store::check_writable(&config.state_dir));
         outside.extend(state.err().map(|error| config.error_at("state_dir", &error.into())));
@@ -198,6 +218,7 @@ impl Plan {
     fn check_names(config: &Config) -> anyhow::Result<()> {
         control_guard(config)?;
         addresses_of(config)?;
+        check_cluster(config)?;
         SocketAccess::of(&config.sockets())?;
         Ok(())
     }
@@ -229,6 +250,65 @@ impl Plan {
 /// Loads the access rules of the control API.
 fn control_guard(config: &Config) -> Result<Guard, ConfigError> {
     Guard::of_config(&config.control).map_err(|error| config.error_at("control", &error))
+}
+
+/// Reads the TLS files of `[migrate]`. A daemon reads these files when it connects to another host.
+fn check_migrate(config: &Config) -> Result<(), ConfigError> {
+    let tls = config.migrate.tls(&config.control).filter(|_| config.migrate.names_files());
+    let Some(tls) = tls else { return Ok(()) };
+    tls.load().map(drop).map_err(|error| config.error_at("migrate", &error.into()))
+}
+
+/// Reads the TLS files of `[cluster]`.
+fn check_cluster(config: &Config) -> Result<(), ConfigError> {
+    let Some(cluster) = &config.cluster else { return Ok(()) };
+    cluster.tls().map(drop).map_err(|error| config.error_at("cluster", &error.into()))
+}
+
+/// Calls `prepare` for the directory of lent flash.
+fn lending(config: &Config, prepare: impl Fn(&Path) -> io::Result<()>) -> Result<(), ConfigError> {
+    let Some(directory) = &config.peers.lend else { return Ok(()) };
+    prepare(directory).map_err(|error| {
+        let what = format!("cannot lend flash in {}", directory.display());
+        config.error_at("peers.lend", &anyhow::Error::from(error).context(what))
+    })
+}
+
+/// Creates the directory of lent flash, and checks that it can be read.
+fn prepare_lending(directory: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(directory)?;
+    std::fs::read_dir(directory).map(drop)
+}
+
+/// Returns an error for each address of a configuration at which this host cannot listen according
+/// to `check`.
+fn unusable_addresses(
+    config: &Config,
+    check: impl Fn(&str, &Endpoint, Option<&str>) -> io::Result<()>,
+) -> Vec<ConfigError> {
+    let daemon = std::env::var(listening_sockets::VARIABLE).ok();
+    let name = listening_sockets::name;
+    let control = config.control.listen.iter().enumerate();
+    let control = control.map(|(number, endpoint)| (format!("control.listen.{number}"), "control", endpoint));
+    let plain = config.listen.iter().enumerate();
+    let plain = plain.map(|(number, endpoint)| (format!("listen.{number}"), "nbd", endpoint));
+    let nbd = config.nbd.iter().enumerate();
+    let nbd = nbd.map(|(number, entry)| (format!("nbd.{number}.listen"), "nbd", &entry.listen));
+    let addresses: Vec<(String, &str, &Endpoint)> = control.chain(plain).chain(nbd).collect();
+    let used: BTreeSet<String> =
+        addresses.iter().map(|(_, protocol, endpoint)| name(protocol, endpoint)).collect();
+    // The daemon keeps its sockets at the other addresses of this configuration, so their ports
+    // stay in use.
+    let known = |own: String| {
+        let names = daemon.as_ref()?.lines().filter(|name| *name == own || !used.contains(*name));
+        Some(names.collect::<Vec<_>>().join("\n"))
+    };
+    let errors = addresses.iter().filter_map(|(at, protocol, endpoint)| {
+        let error = check(protocol, endpoint, known(name(protocol, endpoint)).as_deref()).err()?;
+        let error = anyhow::Error::from(error).context(format!("cannot listen on {endpoint}"));
+        Some(config.error_at(at, &error))
+    });
+    errors.collect()
 }
 
 /// Returns the NBD addresses of a configuration. Reads certificates and keys.
@@ -318,6 +398,10 @@ async fn serve(
         BackingOptions { wait_max: wait_max(limits.backing_timeout()), ..BackingOptions::default() };
     let exports = Exports::default();
     let mut tasks = JoinSet::new();
+    let controls = control.iter().map(|endpoint| listening_sockets::name("control", endpoint));
+    let nbd = listen.iter().map(|address| listening_sockets::name("nbd", &address.endpoint));
+    let used: BTreeSet<String> = controls.chain(nbd).collect();
+    listening.close_unused(&used);
     // The API sockets are bound first, so that a second daemon with the same configuration stops
     // here.
     let mut controls = Vec::new();
@@ -372,17 +456,15 @@ async fn serve(
     };
     services.exports.drop_unwanted_files().await;
     for address in &listen {
-        let endpoint = &address.endpoint;
         let listener = Listener::bind(address, sockets, listening)
             .await
-            .with_context(|| format!("cannot listen on {endpoint}"))?;
-        tracing::info!("NBD clients connect to {endpoint}");
+            .with_context(|| format!("cannot listen on {}", address.endpoint))?;
+        tracing::info!("NBD clients connect to {}", listener.endpoint());
         tasks.spawn(listener.run(context.clone(), relays.clone()));
     }
     // The listeners have clones; relay threads end when the last clone is dropped.
     drop(relays);
     spawn_controls(&mut tasks, controls, &services);
-    listening.close_unused();
     let _ = lifecycle.ready.set(());
     notifier.ready(&services);
     if let Some(accepted) = accepted {

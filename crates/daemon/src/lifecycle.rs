@@ -196,7 +196,7 @@ impl Lifecycle {
         };
         tracing::info!("upgrading to {}", self.program.display());
         self.notifier.reloading();
-        upgrade::check(self.program.clone()).await?;
+        upgrade::check(self.program.clone(), &self.listening).await?;
         upgrade::prepare(services, &self.shards, &self.listening).await
     }
 

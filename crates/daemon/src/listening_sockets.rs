@@ -5,7 +5,10 @@
 //! the upgrade waits until no client is in the middle of its handshake.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,12 +16,74 @@ use std::time::Duration;
 use hob_control::Endpoint;
 use tokio::sync::watch;
 
+use super::writable;
+
 /// Interval at which [`ListeningSockets::until_handshakes_end`] checks for handshakes in progress.
 const CHECK_EVERY: Duration = Duration::from_millis(2);
+
+/// Environment variable of a program that a daemon starts with `--check`: the names of the daemon's
+/// listening sockets, one on each line.
+pub(crate) const VARIABLE: &str = "HOB_LISTENING";
 
 /// Returns the name of a listening socket: its protocol and its address.
 pub(crate) fn name(protocol: &str, endpoint: &Endpoint) -> String {
     format!("{protocol} {endpoint}")
+}
+
+/// Returns the address for clients of a TCP socket that is bound to `bound`: `endpoint`, with the
+/// actual port if the configured port is 0.
+pub(crate) fn for_clients(endpoint: &Endpoint, bound: io::Result<SocketAddr>) -> Endpoint {
+    match (endpoint, bound) {
+        (Endpoint::Tcp { host, .. }, Ok(bound)) => Endpoint::Tcp { host: host.clone(), port: bound.port() },
+        _ => endpoint.clone(),
+    }
+}
+
+/// Checks that this host can listen at an address, and that the file of a new Unix socket can be
+/// created. `daemon` is the value of [`VARIABLE`], or `None` if it is unknown which sockets a
+/// running daemon has.
+///
+/// # Errors
+/// Returns the error of the system.
+pub(crate) fn check_address(protocol: &str, endpoint: &Endpoint, daemon: Option<&str>) -> io::Result<()> {
+    match endpoint {
+        Endpoint::Tcp { .. } => check_port(protocol, endpoint, daemon),
+        Endpoint::Unix(path) => match std::fs::symlink_metadata(path) {
+            Err(_) => writable::check(path.parent().unwrap_or(path)),
+            Ok(_) if !is_socket(path) => Err(io::Error::other("the path exists and is not a socket")),
+            Ok(_) if is_of_other_program(endpoint, path, daemon) => Err(ErrorKind::AddrInUse.into()),
+            Ok(_) => Ok(()),
+        },
+    }
+}
+
+/// Returns true if a program other than the daemon listens on a Unix socket. Without the daemon's
+/// names, the socket may belong to a running daemon.
+fn is_of_other_program(endpoint: &Endpoint, path: &Path, daemon: Option<&str>) -> bool {
+    let address = endpoint.to_string();
+    let is_own = |name: &str| name.split_once(' ').is_some_and(|(_, own)| own == address);
+    daemon.is_some_and(|names| !names.lines().any(is_own)) && UnixStream::connect(path).is_ok()
+}
+
+/// Checks that this host can listen at a TCP address, like [`check_address`]. Unix sockets are not
+/// checked.
+///
+/// # Errors
+/// Returns the error of the system, for example because another program has the port.
+pub(crate) fn check_port(protocol: &str, endpoint: &Endpoint, daemon: Option<&str>) -> io::Result<()> {
+    let Endpoint::Tcp { host, port } = endpoint else { return Ok(()) };
+    let own: Vec<&str> = daemon.unwrap_or_default().lines().collect();
+    if own.contains(&name(protocol, endpoint).as_str()) {
+        return Ok(());
+    }
+    // The daemon may have this port at another address. The next program closes that socket first.
+    let has_port = || own.iter().any(|name| name.contains(" tcp:") && name.ends_with(&format!(":{port}")));
+    match TcpListener::bind((host.as_str(), *port)) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse && (daemon.is_none() || has_port()) => Ok(()),
+        // The daemon may run as another user.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied && daemon.is_none() => Ok(()),
+        result => result.map(drop),
+    }
 }
 
 /// The listening sockets of NBD and of the control API, which an upgrade hands to the next program.
@@ -112,23 +177,28 @@ impl ListeningSockets {
         std::mem::take(&mut self.table().open).into_iter().collect()
     }
 
-    /// Closes inherited sockets that this configuration does not use.
-    pub(crate) fn close_unused(&self) {
-        for name in self.table().inherited.keys() {
+    /// Returns the names of the sockets at which this program listens, one on each line.
+    pub(crate) fn names(&self) -> String {
+        self.table().open.keys().map(String::as_str).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Closes inherited sockets whose names are not in `used`. This program may then use their
+    /// ports at other addresses.
+    pub(crate) fn close_unused(&self, used: &BTreeSet<String>) {
+        let inherited = std::mem::take(&mut self.table().inherited);
+        let (kept, unused): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            inherited.into_iter().partition(|(name, _)| used.contains(name));
+        self.table().inherited = kept;
+        for name in unused.keys() {
             tracing::info!("{name}: this socket is closed, because the configuration no longer lists it");
         }
-        self.close_inherited();
+        close(unused);
     }
 
     /// Closes inherited sockets that are not in use, and removes their files.
     pub(crate) fn close_inherited(&self) {
         let unused = std::mem::take(&mut self.table().inherited);
-        for (name, socket) in unused {
-            drop(socket);
-            if let Some(path) = path_of(&name).filter(|path| is_socket(path)) {
-                let _ = std::fs::remove_file(path);
-            }
-        }
+        close(unused);
     }
 
     /// Stops accepting connections until [`resume`](Self::resume).
@@ -175,6 +245,16 @@ impl ListeningSockets {
     }
 }
 
+/// Closes sockets, and removes their files.
+fn close(sockets: BTreeMap<String, OwnedFd>) {
+    for (name, socket) in sockets {
+        drop(socket);
+        if let Some(path) = path_of(&name).filter(|path| is_socket(path)) {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
 /// Returns the path of a Unix socket; `None` for TCP.
 fn path_of(name: &str) -> Option<PathBuf> {
     name.split_once(" unix:").map(|(_, path)| path.into())
@@ -187,7 +267,7 @@ fn is_socket(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::os::unix::net::UnixListener;
 
     use super::*;
 
@@ -224,8 +304,10 @@ mod tests {
             let name = name("nbd", &Endpoint::Unix(at(file)));
             (name.clone(), ListeningSockets::inherited(vec![(name, fd)]))
         };
-        let (_, listening) = inherit("a", UnixListener::bind(at("a")).unwrap().into());
-        listening.close_unused();
+        let (name, listening) = inherit("a", UnixListener::bind(at("a")).unwrap().into());
+        listening.close_unused(&BTreeSet::from([name]));
+        assert!(at("a").exists(), "the configuration lists it");
+        listening.close_unused(&BTreeSet::new());
         assert!(!at("a").exists());
         // Without its file no client can connect.
         let (name, listening) = inherit("b", UnixListener::bind(at("b")).unwrap().into());
@@ -237,6 +319,62 @@ mod tests {
         assert!(listening.take_inherited(&name).is_none());
         let (name, listening) = inherit("c", tempfile::tempfile().unwrap().into());
         assert!(listening.take_inherited(&name).is_none());
+    }
+
+    #[test]
+    fn an_address_of_another_program_or_host_is_refused() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = |host: &str, port| Endpoint::Tcp { host: host.to_owned(), port };
+        let port = taken.local_addr().unwrap().port();
+        let check = |host: &str, daemon: Option<&str>| {
+            check_address("nbd", &at(host, port), daemon).map_err(|error| error.kind())
+        };
+        for host in ["127.0.0.1", "0.0.0.0"] {
+            assert_eq!(check(host, Some("control unix:/run/c.sock")), Err(ErrorKind::AddrInUse), "{host}");
+            // The running daemon has the port.
+            let own = format!("control unix:/run/c.sock\nnbd tcp:127.0.0.1:{port}");
+            assert_eq!(check(host, Some(&own)), Ok(()), "{host}");
+            assert_eq!(check(host, None), Ok(()), "perhaps a running daemon has {host}");
+        }
+        // No host has an address of TEST-NET-1 (RFC 5737).
+        for daemon in [None, Some("")] {
+            assert_eq!(check("192.0.2.1", daemon), Err(ErrorKind::AddrNotAvailable));
+        }
+        drop(taken);
+        let dir = tempfile::tempdir().unwrap();
+        check_address("nbd", &Endpoint::Unix(dir.path().join("a.sock")), None).unwrap();
+        check_address("nbd", &Endpoint::Unix("/proc/a.sock".into()), None).unwrap_err();
+    }
+
+    #[test]
+    fn a_unix_socket_of_another_program_is_refused_and_one_of_the_daemon_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        let endpoint = Endpoint::Unix(path.clone());
+        let check =
+            |daemon: Option<&str>| check_address("nbd", &endpoint, daemon).map_err(|error| error.kind());
+        let socket = UnixListener::bind(&path).unwrap();
+        assert_eq!(check(Some("nbd tcp:127.0.0.1:1")), Err(ErrorKind::AddrInUse));
+        // Also if the daemon uses the socket for another protocol.
+        let own = format!("control unix:{}", path.display());
+        assert_eq!((check(Some(&own)), check(None)), (Ok(()), Ok(())));
+        drop(socket);
+        assert_eq!(check(Some("")), Ok(()), "nothing listens on the socket");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "").unwrap();
+        assert_eq!((check(None), check(Some(""))), (Err(ErrorKind::Other), Err(ErrorKind::Other)));
+    }
+
+    /// A listener may move to another address of its port.
+    #[test]
+    fn the_port_of_an_unused_socket_is_free() {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let name = name("nbd", &Endpoint::Tcp { host: "127.0.0.1".to_owned(), port: address.port() });
+        let listening = ListeningSockets::inherited(vec![(name, socket.into())]);
+        assert!(TcpListener::bind(address).is_err());
+        listening.close_unused(&BTreeSet::new());
+        TcpListener::bind(address).unwrap();
     }
 
     #[tokio::test(start_paused = true)]

@@ -34,21 +34,21 @@ const STALE_MAX: usize = 64;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MountError {
     /// The path is unsuitable for a disk's file.
-    #[error("{} cannot be a disk's file: {what}", path.display())]
+    #[error("{path} cannot be a disk's file: {what}")]
     Unfit {
         path: PathBuf,
         /// Why hob cannot mount the file at this path.
         what: String,
     },
     /// A program or a mount uses the path.
-    #[error("{} is in use: {what}", path.display())]
+    #[error("{path} is in use: {what}")]
     InUse {
         path: PathBuf,
         /// The user of the path: a program or a mount.
         what: &'static str,
     },
     /// A system call failed.
-    #[error("cannot {doing} {}: {what}", path.display())]
+    #[error("cannot {doing} {path}: {what}")]
     System {
         /// The failed action.
         doing: &'static str,

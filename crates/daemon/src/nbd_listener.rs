@@ -24,7 +24,7 @@ use super::half_open::{HALF_OPEN_MAX, HALF_OPEN_TIME_MAX, HalfOpenConnections, H
 use super::listening_sockets::{self, ListeningSockets};
 use super::relay::{self, Spawner};
 use super::shard_api::{ConnectionPermit, Transport};
-use super::socket_access::{SocketAccess, bind_socket};
+use super::socket_access::{SocketAccess, bind_socket, create_parent};
 use super::tls::{PeerCertificate, Tls};
 use super::watchdog::contained_task;
 use crate::background::spawn;
@@ -78,6 +78,8 @@ pub(crate) struct ListenerContext {
 /// open for the next program.
 pub(crate) struct Listener {
     socket: Socket,
+    /// Address for clients, with the actual port if the configured port is 0.
+    endpoint: Endpoint,
     /// Name of the socket in `listening`.
     name: String,
     listening: ListeningSockets,
@@ -100,15 +102,15 @@ impl Listener {
         let ListenAddress { endpoint, tls } = address;
         let name = listening_sockets::name("nbd", endpoint);
         let open = listening.take_inherited(&name);
-        let socket = match endpoint {
+        let (socket, endpoint) = match endpoint {
             Endpoint::Unix(path) => {
                 let listener = match open {
                     // The previous program may have had other access rights.
                     Some(socket) => access.apply(path).map(|()| socket.into()),
-                    None => bind_socket(path, access),
+                    None => create_parent(path).and_then(|()| bind_socket(path, access)),
                 }?;
                 listening.add(name.clone(), &listener);
-                Socket::Unix(UnixListener::from_std(listener)?)
+                (Socket::Unix(UnixListener::from_std(listener)?), endpoint.clone())
             }
             Endpoint::Tcp { .. } => {
                 let address = endpoint.to_string();
@@ -118,15 +120,21 @@ impl Listener {
                     None => TcpListener::bind(address).await?,
                 };
                 listening.add(name.clone(), &socket);
+                let endpoint = listening_sockets::for_clients(endpoint, socket.local_addr());
                 if tls.is_none() && !socket.local_addr()?.ip().is_loopback() {
                     tracing::warn!(
                         "{endpoint} serves NBD without TLS: every host that can reach this port can read and write disks"
                     );
                 }
-                Socket::Tcp(socket)
+                (Socket::Tcp(socket), endpoint)
             }
         };
-        Ok(Listener { socket, name, listening: listening.clone(), tls: tls.clone() })
+        Ok(Listener { socket, endpoint, name, listening: listening.clone(), tls: tls.clone() })
+    }
+
+    /// Returns the address for clients, with the actual port if the configured port is 0.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
     }
 
     /// Accepts clients until the task is dropped. TLS connections run on `relays`.
@@ -558,5 +566,15 @@ mod tests {
         let again = Listener::bind(&address, SocketAccess::default(), &ListeningSockets::default()).await;
         assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file of somebody's");
+    }
+
+    #[tokio::test]
+    async fn a_listener_names_the_port_that_the_system_chose() {
+        let address = ListenAddress { endpoint: "tcp:127.0.0.1:0".parse().unwrap(), tls: None };
+        let listener =
+            Listener::bind(&address, SocketAccess::default(), &ListeningSockets::default()).await.unwrap();
+        let Endpoint::Tcp { host, port } = listener.endpoint() else { panic!("{}", listener.endpoint()) };
+        assert_ne!(*port, 0);
+        std::net::TcpStream::connect((host.as_str(), *port)).unwrap();
     }
 }

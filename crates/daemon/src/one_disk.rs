@@ -1,8 +1,6 @@
 //! A shard with one disk and an NBD socket, for demonstrations: no state, no control API.
 
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::ensure;
@@ -39,7 +37,7 @@ pub struct OneDisk {
 
 impl OneDisk {
     /// Serves `backing` as the export `name` at the Unix socket `socket`. Caches may use the flash
-    /// file `flash` as the device `device`. Ctrl-C sets `interrupted`.
+    /// file `flash` as the device `device`.
     ///
     /// # Errors
     /// Returns an error if a thread cannot be started, the shard refuses the disk or the flash
@@ -49,7 +47,6 @@ impl OneDisk {
         socket: &Path,
         (config, backing): (DiskConfig, Backing),
         (device, flash): (DeviceId, FlashFile),
-        interrupted: Arc<AtomicBool>,
     ) -> anyhow::Result<OneDisk> {
         let (events, _) = mpsc::unbounded_channel();
         let shard = hob_shard::spawn(ShardOptions::new(0), events)?;
@@ -72,17 +69,11 @@ impl OneDisk {
                 let listener =
                     Listener::bind(&address, SocketAccess::default(), &ListeningSockets::default()).await?;
                 let _ = bound.send(());
-                let interrupt = async {
-                    let _ = tokio::signal::ctrl_c().await;
-                    interrupted.store(true, Ordering::Relaxed);
-                    std::future::pending::<()>().await
-                };
                 let allow = AllowList::default();
                 let context = ListenerContext { exports, allow, connections_max: CONNECTIONS_MAX };
                 tokio::select! {
                     () = listener.run(context, None) => {}
                     _ = ended => {}
-                    () = interrupt => {}
                 }
                 anyhow::Ok(())
             })

@@ -69,14 +69,14 @@ pub(crate) enum KeysError {
     #[error("the keys for TLS: {0}")]
     File(#[from] TlsError),
     /// A line is not a valid key.
-    #[error("{}, line {line}: write a name, a colon, and 32 to 512 hexadecimal digits, as psktool does", path.display())]
+    #[error("{path}, line {line}: write a name, a colon, and 32 to 512 hexadecimal digits, as psktool does")]
     Line {
         path: PathBuf,
         /// Line number, from 1.
         line: usize,
     },
     /// A name occurs twice, or the file has no key.
-    #[error("{}: {what}", path.display())]
+    #[error("{path}: {what}")]
     Names {
         path: PathBuf,
         /// Error text for users.

@@ -109,14 +109,14 @@ pub(crate) async fn relay(client: impl AsyncRead + AsyncWrite, shard: UnixStream
     let (mut from_client, mut to_client) = tokio::io::split(client);
     let (mut from_shard, mut to_shard) = shard.into_split();
     let up = async {
-        if let Err(error) = copy(&mut from_client, &mut to_shard).await {
+        if let Err(error) = copy(&mut from_client, &mut to_shard, BUFFER_BYTES).await {
             // Most clients close the connection without ending the TLS session first.
             tracing::debug!("a TLS connection ended with an error: {error}");
         }
         let _ = to_shard.shutdown().await;
     };
     let down = async {
-        match copy(&mut from_shard, &mut to_client).await {
+        match copy(&mut from_shard, &mut to_client, BUFFER_BYTES).await {
             Ok(()) => drop(tokio::time::timeout(FAREWELL_MAX, to_client.shutdown()).await),
             Err(error) => tracing::debug!("a TLS client disconnected: {error}"),
         }
@@ -130,8 +130,12 @@ pub(crate) async fn relay(client: impl AsyncRead + AsyncWrite, shard: UnixStream
 
 /// Copies data from `from` to `to` until `from` ends. All data that was read is sent before more is
 /// read, so that no data waits inside a TLS session.
-async fn copy(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
-    let mut buffer = vec![0; BUFFER_BYTES];
+pub(crate) async fn copy(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+    buffer_bytes: usize,
+) -> io::Result<()> {
+    let mut buffer = vec![0; buffer_bytes];
     loop {
         let length = from.read(&mut buffer).await?;
         if length == 0 {

@@ -1,4 +1,5 @@
-//! Unix sockets: functions that listen on them, and the owner, group and mode of disks' sockets.
+//! Unix sockets: functions that listen on them and serve connections, and the owner, group and mode
+//! of disks' sockets.
 //!
 //! QEMU often runs as a separate user (`libvirt-qemu`, `qemu`), which needs write permission to
 //! connect.
@@ -6,6 +7,7 @@
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
@@ -106,12 +108,40 @@ pub(crate) fn mode_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     }))
 }
 
+/// Creates the directory of a Unix socket if it does not exist.
+pub(crate) fn create_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    parent.map_or(Ok(()), std::fs::create_dir_all)
+}
+
 /// Listens on a Unix socket, non-blocking. Replaces a socket file without a listener.
 pub(crate) fn bind_socket(path: &Path, access: SocketAccess) -> io::Result<std::os::unix::net::UnixListener> {
     remove_stale(path)?;
     let listener = bind_ready(path, access)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+/// Serves each connection to a local socket until this task ends, which also ends the connections.
+/// `what` names the owner of the socket in messages.
+pub(crate) async fn serve_each<F>(
+    listener: tokio::net::UnixListener,
+    what: &'static str,
+    serve: impl Fn(tokio::net::UnixStream) -> F,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _)) => drop(connections.spawn(serve(stream))),
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection on the socket of a {what}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
 }
 
 /// Listens under a temporary name and then links the socket file to `path`, so that clients never

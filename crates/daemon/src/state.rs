@@ -18,6 +18,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::stripe;
+use crate::writable;
 
 mod bitmap;
 mod cache;
@@ -246,9 +247,9 @@ pub(crate) struct DiskState {
     /// True if the backing is opened without a lock, because a running QEMU has the lock.
     #[serde(default, skip_serializing_if = "cache::is_default")]
     pub(crate) unlocked: bool,
-    /// Id of the host's boot in which hob serves the disk, while hob's memory may have unflushed
-    /// changes of the disk. If hob is killed in this boot, the file that records these changes must
-    /// exist at the next start.
+    /// Id of the host's boot in which hob serves the disk, while the memory of hob or of its
+    /// `qemu-nbd` may have unflushed changes of the disk. If hob is killed in this boot, the file
+    /// that records these changes must exist at the next start.
     #[serde(default, with = "cache::boot", skip_serializing_if = "Option::is_none")]
     pub(crate) in_memory: Option<BootId>,
     /// True until the disk is served for the first time. If the state was lost, an unreadable cache
@@ -373,7 +374,7 @@ impl Default for State {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StateError {
     /// A system call failed.
-    #[error("cannot {doing} {}: {source}", path.display())]
+    #[error("cannot {doing} {path}: {source}")]
     Io {
         /// The failed action.
         doing: &'static str,
@@ -381,7 +382,7 @@ pub(crate) enum StateError {
         source: io::Error,
     },
     /// The file has an invalid format or an unknown version.
-    #[error("{} is malformed ({what}); repair it, or move it away to start without pools and disks", path.display())]
+    #[error("{path} is malformed ({what}); repair it, or move it away to start without pools and disks")]
     Broken { path: PathBuf, what: String },
 }
 
@@ -463,12 +464,13 @@ impl Store {
         written().map_err(|source| StateError::Io { doing: "save", path: target.clone(), source })
     }
 
-    /// Checks that a state of the usual size can be written to the directory. A directory that does
-    /// not exist yet passes.
+    /// Checks that a state of the usual size can be written to the directory, or that a missing
+    /// directory can be created.
     pub(crate) fn check_writable(directory: &Path) -> Result<(), StateError> {
         let path = directory.join(format!("check.{}", std::process::id()));
         if !directory.exists() {
-            return Ok(());
+            let fault = |source| StateError::Io { doing: "create", path: directory.to_owned(), source };
+            return writable::check(directory).map_err(fault);
         }
         let written = create_private(&path).and_then(|mut file| {
             file.write_all(&[b'\n'; 4 * SPARE_BYTES])?;

@@ -170,7 +170,10 @@ fn check(accesses: &[Access], negotiated: &Negotiated) -> Result<()> {
         ensure!(end.is_some(), "access {index} ({offset}+{len}) is beyond the export's {size} bytes");
         ensure!(len > 0 && len <= negotiated.block_size_max, "access {index} has a length of {len} bytes");
         let aligned = offset.is_multiple_of(unit) && u64::from(len).is_multiple_of(unit);
-        ensure!(aligned, "access {index} ({offset}+{len}) is not made of the export's {unit}-byte units");
+        ensure!(
+            aligned,
+            "access {index} ({offset}+{len}) is not a multiple of the export's block size of {unit} bytes"
+        );
         ensure!(op == Op::Read || !read_only, "access {index} changes the disk, and the export is read-only");
     }
     Ok(())

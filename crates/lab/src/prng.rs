@@ -43,7 +43,7 @@ impl Prng {
     /// # Panics
     /// Panics if `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
-        assert!(bound > 0, "nothing lies below zero");
+        assert!(bound > 0, "the bound of a random number must be above zero");
         let unfair = bound.wrapping_neg() % bound;
         loop {
             let product = u128::from(self.next_u64()) * u128::from(bound);

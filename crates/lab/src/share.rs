@@ -66,7 +66,12 @@ impl FromStr for Share {
 
     fn from_str(text: &str) -> Result<Share, String> {
         let found = Share::ALL.into_iter().find(|share| share.name() == text);
-        found.ok_or_else(|| format!("'{text}' is no division: {}", Share::ALL.map(Share::name).join(", ")))
+        found.ok_or_else(|| {
+            format!(
+                "'{text}' is not a division of a pool; there are {}",
+                Share::ALL.map(Share::name).join(", ")
+            )
+        })
     }
 }
 

@@ -99,8 +99,8 @@ impl Zipf {
     /// # Panics
     /// Panics if `n` is 0, or if the skew is negative or not a number.
     pub fn new(n: u64, theta: f64) -> Self {
-        assert!(n > 0, "a law over nothing");
-        assert!(theta >= 0.0 && theta.is_finite(), "skew {theta} is not a law");
+        assert!(n > 0, "a Zipf distribution has at least one item");
+        assert!(theta >= 0.0 && theta.is_finite(), "the skew is {theta}, and must be a number from 0");
         let mut law = Zipf { n: n as f64, theta, area_first: 0.0, area_last: 0.0, shortcut: 0.0 };
         law.area_first = law.area(1.5) - 1.0;
         law.area_last = law.area(law.n + 0.5);

@@ -119,7 +119,7 @@ pub enum SwapError {
     #[error("{0}")]
     Unsafe(String),
     /// A loop device that hob did not create uses the area.
-    #[error("{path}, a loop device that hob did not create, uses the area; detach it first (losetup -d {path})", path = .0.display())]
+    #[error("{0}, a loop device that hob did not create, uses the area; detach it first (losetup -d {0})")]
     Occupied(PathBuf),
     /// The process lacks CAP_SYS_ADMIN.
     #[error("hob needs the capability CAP_SYS_ADMIN for swap: run it as root")]

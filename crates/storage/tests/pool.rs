@@ -4,10 +4,14 @@ use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
-use hob_storage::pool::{Admission, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, device_bytes_for};
+use hob_storage::pool::{
+    Admission, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, check_returned, device_bytes_for,
+    is_disconnected,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -86,6 +90,67 @@ fn devices_come_and_go() {
     assert_eq!(infos.len(), 3);
     assert_eq!((infos[0].id, infos[0].segments, infos[0].free_segments), (DeviceId(1), 3, 0));
     assert!(pool.file(DeviceId(1)).is_ok());
+}
+
+/// The caches continued without the device, so its content is outdated.
+#[test]
+fn a_returned_device_is_empty_and_has_a_new_id() {
+    const LIMIT: Duration = Duration::from_secs(30);
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    for others in [true, false] {
+        let [a, b] = [&a, &b].map(|path| path.with_extension(others.to_string()));
+        let mut pool = create(&[(a.clone(), 4), (b.clone(), 4)]);
+        pool.allocate_data(OwnerId(1), 6, 0).unwrap();
+        let (pool_uuid, uuid) = (pool.uuid(), pool.devices()[0].uuid.to_string());
+        check_returned(&a, &uuid, LIMIT).unwrap();
+        let busy = pool.add_returned(&a, &uuid);
+        assert!(matches!(busy, Err(PoolError::InUse { .. })), "{busy:?}");
+        let former = || pool.file(DeviceId(0)).unwrap().here().unwrap().file;
+        assert!(!is_disconnected(&a, former(), LIMIT));
+        assert!(is_disconnected(&a, tempfile::tempfile().unwrap().into(), LIMIT));
+        let mut lost = pool.segments_of(OwnerId(1));
+        lost.retain(|segment| segment.device == DeviceId(0));
+        let needed = pool.close_failed(DeviceId(0), &lost[1..]);
+        assert!(matches!(needed, Err(PoolError::DeviceBusy { segments: 1, .. })), "{needed:?}");
+        pool.close_failed(DeviceId(0), &lost).unwrap();
+
+        // Another device is at the path, or the device has another size.
+        for (other, part) in [("0".repeat(36), "another device"), (uuid.clone(), "another size")] {
+            let file = OpenOptions::new().write(true).open(&a).unwrap();
+            let size = file.metadata().unwrap().len();
+            if other == uuid {
+                file.set_len(size + MIB).unwrap();
+            }
+            let answer = check_returned(&a, &other, LIMIT).unwrap_err();
+            assert!(answer.contains(part), "{answer}");
+            let error = pool.add_returned(&a, &other).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+            file.set_len(size).unwrap();
+        }
+        let away = a.with_extension("away");
+        std::fs::rename(&a, &away).unwrap();
+        assert!(check_returned(&a, &uuid, LIMIT).unwrap_err().contains("No such file"));
+        std::fs::write(&a, vec![0; 4 << 20]).unwrap();
+        assert!(check_returned(&a, &uuid, LIMIT).unwrap_err().contains("no superblock"));
+        std::fs::rename(&away, &a).unwrap();
+
+        check_returned(&a, &uuid, LIMIT).unwrap();
+        let mut pool = if others { pool } else { Pool::of_returned(&a, &uuid, 0).unwrap() };
+        if others {
+            assert_eq!(pool.add_returned(&a, &uuid).unwrap(), DeviceId(2));
+        }
+        let device = pool.devices().pop().unwrap();
+        assert_eq!((device.id, device.segments, device.free_segments), (DeviceId(2), 4, 4));
+        assert_ne!(device.uuid.to_string(), uuid);
+        assert_eq!((pool.uuid(), pool.name(), pool.device_ids()), (pool_uuid, "test", 3));
+        assert_eq!(pool.segments_of(OwnerId(1)).len(), if others { 3 } else { 0 });
+        pool.close_device(DeviceId(2)).unwrap();
+        assert!(check_returned(&a, &uuid, LIMIT).unwrap_err().contains("another device"));
+        // The device does not know the ids that the pool has given out in the meantime.
+        let again = Pool::of_returned(&a, &device.uuid.to_string(), 9).unwrap();
+        assert_eq!((again.devices()[0].id, again.device_ids()), (DeviceId(9), 10));
+    }
 }
 
 #[test]

@@ -95,9 +95,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.out.as_ref() == Some(&key_path) {
         bail!("--out {} is also the name of the key file: pass another extension", key_path.display());
     }
-    fs::write(&key_path, key).with_context(|| format!("write {}", key_path.display()))?;
+    fs::write(&key_path, key).with_context(|| format!("cannot write {}", key_path.display()))?;
     match &arguments.out {
-        Some(path) => fs::write(path, list).with_context(|| format!("write {}", path.display()))?,
+        Some(path) => fs::write(path, list).with_context(|| format!("cannot write {}", path.display()))?,
         None => print!("{list}"),
     }
     eprintln!("Drawn from {}. The key is in {}.", counts(&all), key_path.display());

@@ -100,12 +100,14 @@ fn print_longest(sources: &[Text]) {
 
 /// Prints the workspace crates on which each crate depends.
 fn print_dependencies(metadata: &Value) -> Result<()> {
-    let packages = metadata["packages"].as_array().context("cargo metadata lists packages")?;
+    let packages = metadata["packages"].as_array().context("cargo metadata lists no packages")?;
     let name = |value: &Value| value["name"].as_str().unwrap_or_default().to_owned();
     let ours: Vec<String> = packages.iter().map(name).collect();
     println!("\nDependencies between crates; in parentheses those of tests alone");
     for package in packages {
-        let dependencies = package["dependencies"].as_array().context("a package lists dependencies")?;
+        let dependencies = package["dependencies"]
+            .as_array()
+            .context("a package in cargo metadata has no list of dependencies")?;
         let of_ours = dependencies.iter().filter(|d| ours.contains(&name(d)));
         let written = of_ours.map(|d| if d["kind"] == "dev" { format!("({})", name(d)) } else { name(d) });
         let written: Vec<String> = written.collect();

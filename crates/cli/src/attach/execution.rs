@@ -1,10 +1,10 @@
 //! Execution of the plan: examines the state, performs the next step, and undoes the changes if a
 //! step fails.
 
+mod nodes;
 mod started;
 mod stopped;
 
-use std::io::{self, Write as _};
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,32 +16,27 @@ use hob_control::{DiskAdd, DiskPatch, DrainFor, OnClients, OnDirty};
 use serde_json::{Value, json};
 
 use super::definition;
-use super::graph::{Graph, has_node};
+use super::graph::{Graph, is_made_up};
 use super::interrupt::Interrupt;
-use super::overlay::path;
+use super::overlay::{has_hobs_node, path};
 use super::plan::{Definition, Goal, HobDisk, NoDaemon, Path, Spare, State, Step, after, next};
 use super::qmp::{Monitor, is_ended};
-use super::record::{Method, Record, Records, name_of};
+use super::record::{Record, Records, name_of};
 use super::retries::{DAEMON_MAX, Passes, RESTARTS_MAX, Restarts, lock_time_max};
 use super::survey::room;
 use super::test_stop::{self, TestStop};
 use crate::drain::drain_first;
+pub(super) use crate::output::tell;
 use crate::remote::explain;
 
 /// Name of the QEMU object which records that hob paused the VM. The object outlives a killed
 /// command.
 pub(super) const MARK: &str = "hob-paused";
 
-/// Maximum time for a block job to start or end.
-const JOB_MAX: Duration = Duration::from_secs(20);
 /// Maximum time for hob to notice that QEMU has disconnected.
 const DISCONNECT_MAX: Duration = Duration::from_secs(10);
-/// Maximum time for QEMU to connect to hob.
-const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Pause between two attempts to connect to hob.
 const CONNECT_EVERY: Duration = Duration::from_millis(100);
-/// Interval between two checks of a block job.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// The attachment or detachment of one disk.
 pub(super) struct Work<'a> {
@@ -121,13 +116,15 @@ impl<'a> Work<'a> {
     /// Either an earlier command was killed before it changed QEMU, or the VM has started again
     /// since. The VM may have another image now, even at the same path, so hob's disk must not be
     /// used for this image. Returns false if the VM's definition has hob's disk: a detachment was
-    /// killed near its end, and the VM still has the same image.
+    /// killed near its end, and the VM still has the same image. Returns true if hob cannot add
+    /// the record's node again: a detachment was killed after this node of the VM's start was deleted.
     pub(super) async fn is_left_over(&mut self) -> bool {
         // `check` reports errors.
-        self.look(Goal::Detached).await.is_ok_and(|state| {
-            let is_in_qemu = state.node || state.marked || state.job;
-            state.path == Path::Image && !is_in_qemu && state.definition != Definition::Hob
-        })
+        let Ok(state) = self.look(Goal::Detached).await else { return false };
+        let is_in_qemu = state.node || state.marked || state.job;
+        let is_unknown = !is_in_qemu && state.definition != Definition::Hob;
+        let is_deleted = !state.node && !state.job && is_made_up(self.record.node_name());
+        state.path == Path::Image && (is_unknown || is_deleted)
     }
 
     /// Attaches the disk. Undoes everything if a step fails.
@@ -235,7 +232,7 @@ impl<'a> Work<'a> {
             self.cancel_job().await?;
             graph = Graph::read(self.monitor).await?;
         }
-        if graph.below(&record.backend).contains(record.node_name()) {
+        if has_hobs_node(&graph, record) && graph.below(&record.backend).contains(record.node_name()) {
             self.lock_again().await?;
         }
         Ok(())
@@ -364,7 +361,7 @@ impl<'a> Work<'a> {
         Ok(State {
             recorded: self.records.has(&record.disk),
             disk: self.disk().await?,
-            node: graph.has(record.node_name()),
+            node: has_hobs_node(&graph, record),
             path,
             spare: if path == Path::Hob { spare } else { Spare::None },
             running,
@@ -555,29 +552,6 @@ impl<'a> Work<'a> {
         self.client.disk_add(&add).await.map(|_| ()).map_err(explain)
     }
 
-    /// Connects QEMU to hob. Repeats failed attempts, because a restarting daemon listens on its
-    /// control socket before its NBD socket.
-    async fn add_node(&mut self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + CONNECT_MAX;
-        loop {
-            let Err(error) = self.ask("blockdev-add", self.record.node.clone()).await else { return Ok(()) };
-            if has_node(self.monitor, self.record.node_name()).await? {
-                return Ok(());
-            }
-            if is_denied(&error) {
-                return Err(anyhow!(
-                    "{error}. QEMU's user may not open hob's socket: set 'socket_group' and 'socket_mode' in \
-                     /etc/hob/hob.toml, and allow the socket in AppArmor or SELinux (docs/SECURITY.md, 'AppArmor and \
-                     SELinux')"
-                ));
-            }
-            if Instant::now() >= deadline {
-                return Err(error);
-            }
-            tokio::time::sleep(CONNECT_EVERY).await;
-        }
-    }
-
     async fn set_lock(&mut self, is_locked: bool) -> anyhow::Result<()> {
         let patch = DiskPatch { locked: Some(is_locked), ..DiskPatch::default() };
         let begin = Instant::now();
@@ -607,116 +581,6 @@ impl<'a> Work<'a> {
             }
         }
     }
-
-    /// Redirects the VM's requests to another block node of QEMU.
-    async fn send_to(&mut self, node: &str) -> anyhow::Result<()> {
-        let record = self.record;
-        match (record.method, &record.parent) {
-            (Method::Reopen, Some(parent)) => {
-                let mut options = parent.clone();
-                options["file"] = json!(node);
-                self.ask("blockdev-reopen", json!({ "options": [options] })).await
-            }
-            (Method::Mirror, _) => self.mirror_to(node).await,
-            _ => {
-                self.root_node().await?;
-                // `reopen` resets `detect-zeroes` unless the command has this option.
-                let zeroes = self.detect_zeroes.as_ref();
-                let zeroes = zeroes.map_or_else(String::new, |value| format!(",detect-zeroes={value}"));
-                let line = format!("qemu-io {} \"reopen -o file={node}{zeroes}\"", record.backend);
-                let said = self.monitor.ask("human-monitor-command", json!({ "command-line": line })).await?;
-                match said.as_str().map(str::trim) {
-                    None | Some("") => Ok(()),
-                    Some(reason) => Err(anyhow!("QEMU refuses to reopen {}: {reason}", record.backend)),
-                }
-            }
-        }
-    }
-
-    /// Returns the root node of the device.
-    ///
-    /// # Errors
-    /// Returns an error if another program has replaced the root node, for example by a snapshot.
-    /// The methods `mirror` and `device` would then replace the data of the overlay.
-    async fn root_node(&mut self) -> anyhow::Result<String> {
-        let root = Graph::read_edges(self.monitor).await?.child(&self.record.backend, "root");
-        match root {
-            Some(root) if self.root.as_ref() == Some(&root) => Ok(root),
-            _ => bail!("another program has changed the VM's block nodes; repeat the command"),
-        }
-    }
-
-    /// Replaces the node below the device through a mirror that copies nothing. The VM is paused,
-    /// so no write occurs meanwhile.
-    async fn mirror_to(&mut self, node: &str) -> anyhow::Result<()> {
-        let job = self.record.job();
-        let from = self.root_node().await?;
-        let arguments = json!({ "job-id": job, "device": from, "target": node, "sync": "none" });
-        self.ask("blockdev-mirror", arguments).await?;
-        self.await_job(&job, |found| found.is_none_or(|job| job["ready"] == true)).await?;
-        self.ask("block-job-complete", json!({ "device": job })).await?;
-        self.await_job(&job, |found| found.is_none()).await?;
-        let now = Graph::read_edges(self.monitor).await?.chain(&self.record.backend)?.swap_remove(0);
-        if now != node {
-            bail!("the block job ended, but the VM still uses the node {now}");
-        }
-        Ok(())
-    }
-
-    async fn cancel_job(&mut self) -> anyhow::Result<()> {
-        let job = self.record.job();
-        let cancelled = self.ask("block-job-cancel", json!({ "device": job, "force": true })).await;
-        // QEMU refuses to cancel a job that is ending.
-        self.await_job(&job, |found| found.is_none()).await.map_err(|error| cancelled.err().unwrap_or(error))
-    }
-
-    async fn await_job(&mut self, job: &str, is_so: impl Fn(Option<&Value>) -> bool) -> anyhow::Result<()> {
-        let deadline = Instant::now() + JOB_MAX;
-        loop {
-            let jobs = self.monitor.ask("query-block-jobs", json!({})).await?;
-            if is_so(jobs.as_array().and_then(|jobs| jobs.iter().find(|found| found["device"] == job))) {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                bail!("the block job {job} takes longer than {} s", JOB_MAX.as_secs());
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-    }
-
-    async fn delete_spare(&mut self) -> anyhow::Result<()> {
-        for spare in self.record.spare.iter().rev().map(name_of) {
-            self.delete_node(spare).await?;
-        }
-        Ok(())
-    }
-
-    /// Deletes a block node, if QEMU has it. Nodes inside another node's options are deleted together
-    /// with that node.
-    async fn delete_node(&mut self, node: &str) -> anyhow::Result<()> {
-        if let Err(error) = self.ask("blockdev-del", json!({ "node-name": node })).await
-            && has_node(self.monitor, node).await?
-        {
-            return Err(error);
-        }
-        Ok(())
-    }
-
-    async fn add_spare(&mut self) -> anyhow::Result<()> {
-        for spare in &self.record.spare {
-            if let Err(error) = self.ask("blockdev-add", spare.clone()).await
-                && !has_node(self.monitor, name_of(spare)).await?
-            {
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Returns true if QEMU has no permission to open hob's socket. Further attempts would fail too.
-fn is_denied(error: &anyhow::Error) -> bool {
-    error.to_string().contains("Permission denied")
 }
 
 /// Writes the data of an image file to its disk. Errors are ignored: QEMU's own flush reports them.
@@ -768,11 +632,6 @@ pub(super) async fn drain_if_present(client: &Client, disk: &str) -> anyhow::Res
             result => return result,
         }
     }
-}
-
-/// Writes a message to stderr, and ignores a closed stderr.
-pub(super) fn tell(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
 }
 
 #[cfg(test)]

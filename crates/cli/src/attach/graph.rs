@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use serde_json::{Value, json};
 
-use super::qmp::{Monitor, Refused};
+use super::qmp::{Monitor, Refused, one_line};
 
 /// Maximum number of block nodes from the root node of a device down to the image file.
 const DEPTH_MAX: usize = 16;
@@ -189,8 +189,9 @@ fn device(block: &Value) -> Device {
         let id = path.trim_end_matches("/virtio-backend").rsplit('/').next().unwrap_or_default().to_owned();
         id.replace(['[', ']'], "")
     };
+    let label = if device.is_empty() { last(&qdev) } else { device };
     Device {
-        label: if device.is_empty() { last(&qdev) } else { device },
+        label: one_line(&label),
         backend,
         read_only: block.pointer("/inserted/ro").and_then(Value::as_bool).unwrap_or(false),
         removable: block["removable"].as_bool().unwrap_or(false),

@@ -95,6 +95,15 @@ impl Image {
     }
 }
 
+/// Returns true if both paths lead to the same file or the same block device, also through symbolic
+/// links and hard links.
+pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
+    match (fs::metadata(one), fs::metadata(other)) {
+        (Ok(one), Ok(other)) => is_same(&one, &other),
+        _ => one == other,
+    }
+}
+
 /// Returns true if both metadata describe the same file or the same block device.
 fn is_same(one: &Metadata, other: &Metadata) -> bool {
     match (one.file_type().is_block_device(), other.file_type().is_block_device()) {
@@ -133,6 +142,18 @@ mod tests {
             let error = Image::find(own, None).err().unwrap().to_string();
             assert!(error.contains("open file"), "{own}: {error}");
         }
+    }
+
+    #[test]
+    fn a_file_is_the_same_through_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let [file, soft, hard, other] = ["file", "soft", "hard", "other"].map(|name| dir.path().join(name));
+        fs::write(&file, "x").unwrap();
+        fs::write(&other, "x").unwrap();
+        symlink(&file, &soft).unwrap();
+        fs::hard_link(&file, &hard).unwrap();
+        assert!(is_same_file(&file, &soft) && is_same_file(&hard, &soft));
+        assert!(!is_same_file(&file, &other) && !is_same_file(&file, &dir.path().join("missing")));
     }
 
     #[test]

@@ -1,15 +1,20 @@
 //! `hob attach --list`: the attached disks, with the state of hob's disk and the VM's use of it.
 //!
-//! The list asks each VM, because only QEMU knows of snapshots. A VM that does not answer in time is
-//! listed too.
+//! The list asks each VM, because only QEMU knows of snapshots. Several VMs are asked at the same
+//! time. A VM that does not answer in time is listed too.
 
+use std::future::poll_fn;
 use std::path::Path as FilePath;
+use std::pin::Pin;
+use std::slice;
+use std::task::Poll;
 use std::time::Duration;
 
 use anyhow::anyhow;
 use hob_control::Disk;
 use serde::Serialize;
 use serde_json::json;
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::connect;
@@ -17,6 +22,7 @@ use super::definition;
 use super::execution::{MARK, tell};
 use super::graph::Graph;
 use super::libvirt;
+use super::locks;
 use super::overlay::{NotDirect, SINCE_START, path};
 use super::plan::{Definition, Goal, Path};
 use super::qmp::{Absence, NotRunning};
@@ -28,9 +34,13 @@ use crate::remote::{converse, explain};
 
 /// Maximum time for the replies of one VM.
 const VM_MAX: Duration = Duration::from_secs(2);
+/// Maximum number of VMs that are asked at the same time. Each VM of libvirt needs processes.
+const VMS_MAX: usize = 16;
 
 /// A VM's use of hob's disk, if nothing is wrong.
 const USES_HOB: &str = "uses hob";
+/// A VM's use of hob's disk while a command is working on the VM. QEMU answers only that command.
+const CHANGING: &str = "being changed";
 
 /// An attached disk.
 #[derive(Debug, Serialize)]
@@ -69,18 +79,15 @@ enum Cpus {
 pub(super) fn run(directory: &FilePath, global: &Global) -> anyhow::Result<()> {
     let records = Records::list(directory)?;
     let rows = converse(global, async |client| {
+        let client = client.with_liveness_check();
         let disks = client.disks().await.map_err(explain);
         if let Err(error) = &disks {
             tell(&format!("note: the state of hob's disks is unknown: {error}"));
         }
         let disks = disks.ok();
-        let mut rows = Vec::new();
-        for records in records.chunk_by(|one, other| one.target == other.target) {
-            let uses = uses(records).await;
-            let rows_of_vm = records.iter().zip(uses).map(|(record, its)| row(record, disks.as_deref(), its));
-            rows.extend(rows_of_vm);
-        }
-        Ok(rows)
+        let uses = uses_of_all(directory, &records).await;
+        let rows = records.iter().zip(uses).map(|(record, its)| row(record, disks.as_deref(), its));
+        Ok(rows.collect::<Vec<Row>>())
     })?;
     let columns = "TARGET|DEVICE|DISK|IMAGE|METHOD|STATE|VM";
     print(global.output, &rows, |rows| {
@@ -107,7 +114,7 @@ fn row(record: &Record, disks: Option<&[Disk]>, its: Use) -> Row {
     let state = match found {
         None => "unknown".to_owned(),
         Some(None) => "hob does not have the disk".to_owned(),
-        Some(Some(disk)) if disk.cache.is_none() && its.vm != SINCE_START => {
+        Some(Some(disk)) if disk.cache.is_none() && ![SINCE_START, CHANGING].contains(&its.vm) => {
             "not complete; repeat 'hob attach' or 'hob detach'".to_owned()
         }
         Some(Some(disk)) => word(&disk.state),
@@ -124,8 +131,38 @@ fn row(record: &Record, disks: Option<&[Disk]>, its: Use) -> Row {
     }
 }
 
-/// Returns how one VM uses its attached disks.
-async fn uses(records: &[Record]) -> Vec<Use> {
+/// Returns the use of each attached disk, in the order of the records. Asks up to [`VMS_MAX`] VMs at
+/// the same time.
+async fn uses_of_all(directory: &FilePath, records: &[Record]) -> Vec<Use> {
+    let places = &Semaphore::new(VMS_MAX);
+    let vms = records.chunk_by(|one, other| one.target == other.target);
+    let of_vms = vms.map(|records| async move {
+        let _place = places.acquire().await;
+        uses(directory, records).await
+    });
+    at_the_same_time(of_vms).await.into_iter().flatten().collect()
+}
+
+/// Waits for all futures at the same time, and returns their results in the order of the futures.
+async fn at_the_same_time<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut futures: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
+    let mut results: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
+    poll_fn(|context| {
+        for (future, result) in futures.iter_mut().zip(&mut results) {
+            if result.is_none()
+                && let Poll::Ready(value) = future.as_mut().poll(context)
+            {
+                *result = Some(value);
+            }
+        }
+        if results.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    results.into_iter().flatten().collect()
+}
+
+/// Returns how one VM uses its attached disks. `directory` has the records.
+async fn uses(directory: &FilePath, records: &[Record]) -> Vec<Use> {
     let target = &records[0].target;
     let all = |vm, note: Option<String>| vec![Use { vm, note }; records.len()];
     match timeout(VM_MAX, ask(target, records)).await {
@@ -148,6 +185,9 @@ async fn uses(records: &[Record]) -> Vec<Use> {
         }
         Ok(Err(error)) => all("unknown", Some(format!("{target}: {error:#}"))),
         Err(_) => {
+            if let Some(command) = working(directory, target) {
+                return all(CHANGING, Some(format!("{target}: {command} is working on the VM")));
+            }
             let note = match target.starts_with("libvirt:") {
                 true => "libvirt or QEMU did not answer in time; repeat the command",
                 false => "QEMU does not answer; another program may be connected to its QMP socket",
@@ -155,6 +195,12 @@ async fn uses(records: &[Record]) -> Vec<Use> {
             all("unknown", Some(format!("{target}: {note}")))
         }
     }
+}
+
+/// Returns the command that is working on a VM, if there is one.
+fn working(directory: &FilePath, target: &str) -> Option<String> {
+    let target: Target = target.parse().ok()?;
+    locks::holder(directory, &target.locked(slice::from_ref(&target.text)))
 }
 
 async fn ask(target: &str, records: &[Record]) -> anyhow::Result<Vec<Use>> {
@@ -354,22 +400,42 @@ mod tests {
     #[test]
     fn a_disk_that_the_vm_was_started_with_is_complete_without_a_cache() {
         let disk = Disk { name: "web-vda".to_owned(), ..Disk::default() };
-        let state = |vm| row(&record(), Some(std::slice::from_ref(&disk)), Use { vm, note: None }).state;
+        let state = |vm| row(&record(), Some(slice::from_ref(&disk)), Use { vm, note: None }).state;
         assert!(state(USES_HOB).starts_with("not complete"), "{}", state(USES_HOB));
         assert_eq!(state(SINCE_START), word(&disk.state));
+        assert_eq!(state(CHANGING), word(&disk.state), "its command is not interrupted");
     }
 
     #[test]
     fn a_vm_that_does_not_run_is_listed_with_what_to_do() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let records = [Record { target: "qmp:/nowhere/web.qmp".to_owned(), ..record() }];
-        let uses = runtime.block_on(uses(&records));
+        let uses = runtime.block_on(uses(FilePath::new("/nowhere"), &records));
         assert_eq!((uses.len(), uses[0].vm), (1, "stopped"));
         let note = uses[0].note.as_deref().unwrap();
         assert!(
             note.contains("with hob's disks, or run 'hob detach --stopped qmp:/nowhere/web.qmp'"),
             "{note}"
         );
+    }
+
+    /// Nothing accepts the connections to these sockets, so no greeting of QEMU arrives.
+    #[test]
+    fn vms_that_do_not_answer_are_asked_at_the_same_time() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let (mut records, mut sockets) = (Vec::new(), Vec::new());
+        for number in 0..5 {
+            let socket = dir.path().join(format!("{number}.qmp"));
+            sockets.push(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+            records.push(Record { target: format!("qmp:{}", socket.display()), ..record() });
+        }
+        records.insert(1, Record { target: "qmp:/nowhere/web.qmp".to_owned(), ..record() });
+        let start = std::time::Instant::now();
+        let uses = runtime.block_on(uses_of_all(dir.path(), &records));
+        assert!(start.elapsed() < 3 * VM_MAX, "{:?}", start.elapsed());
+        let states: Vec<&str> = uses.iter().map(|its| its.vm).collect();
+        assert_eq!(states, ["unknown", "stopped", "unknown", "unknown", "unknown", "unknown"]);
     }
 
     #[test]

@@ -63,8 +63,7 @@ impl Locks {
             let created = DirBuilder::new().recursive(true).mode(0o700).create(&directory);
             created.with_context(|| format!("cannot create {}", directory.display()))?;
             for name in names {
-                let path = directory.join(format!("{:016x}.vm", hash(name)));
-                if let Some(holder) = locks.add(path)? {
+                if let Some(holder) = locks.add(file_of(&directory, name))? {
                     bail!(
                         "another command is working on this VM: {holder}; repeat the command when it has ended"
                     );
@@ -112,14 +111,35 @@ impl Locks {
                 Err(error) => return Err(error).with_context(cannot),
             }
             if is_at(&file, &path) {
-                file.set_len(0)
-                    .and_then(|()| file.write_all(self.command.as_bytes()))
-                    .with_context(cannot)?;
+                // A killed command leaves its text.
+                if file.metadata().is_ok_and(|metadata| metadata.len() > 0) {
+                    file.set_len(0).with_context(cannot)?;
+                }
+                // The text is only for messages. A full filesystem must not prevent a detachment.
+                let _ = file.write_all(self.command.as_bytes());
                 self.files.push((path, file));
                 return Ok(None);
             }
         }
     }
+}
+
+/// Returns the running command that has locked a VM with one of these names. This function does not
+/// use the lock, because a command that starts at this moment would be refused.
+pub(super) fn holder(records: &Path, names: &[String]) -> Option<String> {
+    names.iter().find_map(|name| {
+        let mut text = String::new();
+        File::open(file_of(records, name)).ok()?.take(HOLDER_BYTES_MAX).read_to_string(&mut text).ok()?;
+        let process = text.rsplit_once("(process ")?.1.strip_suffix(')')?;
+        // A killed command leaves its file.
+        let program = std::fs::read_to_string(format!("/proc/{process}/comm")).ok()?;
+        program.contains("hob").then_some(text)
+    })
+}
+
+/// Returns the file of a VM's lock.
+fn file_of(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{:016x}.vm", hash(name)))
 }
 
 /// Returns true if an open file still has this path. The last holder of the lock deletes the file.
@@ -196,6 +216,35 @@ mod tests {
         let locks = lock(dir.path(), "records", &["qmp:/run/a.qmp"]).unwrap();
         assert_eq!(std::fs::read(&kept[0].0).unwrap(), kept[0].1, "the command of the new holder");
         drop(locks);
+    }
+
+    #[test]
+    fn a_full_filesystem_prevents_no_command() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = lock(dir.path(), "records", &["qmp:/run/a.qmp"]).unwrap();
+        let mut second = lock(dir.path(), "records", &["qmp:/run/b.qmp"]).unwrap();
+        // Each write to this device fails with ENOSPC.
+        std::os::unix::fs::symlink("/dev/full", dir.path().join("records/web-vda.lock")).unwrap();
+        first.add_disk("web-vda").unwrap();
+        second.add_disk("web-vda").unwrap_err();
+    }
+
+    #[test]
+    fn the_holder_of_a_lock_is_found_while_it_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = ["libvirt:web".to_owned()];
+        let holder = || super::holder(&dir.path().join("records"), &names);
+        let locks = lock(dir.path(), "records", &["libvirt:web"]).unwrap();
+        let text = format!("'{ATTACH}' (process {})", std::process::id());
+        assert_eq!(holder().unwrap(), text);
+        let path = locks.files[0].0.clone();
+        drop(locks);
+        assert_eq!(holder(), None);
+        // A process that was killed, and one of another program.
+        for process in [u32::MAX, 1] {
+            std::fs::write(&path, format!("'{ATTACH}' (process {process})")).unwrap();
+            assert_eq!(holder(), None, "{process}");
+        }
     }
 
     /// The holder deletes the file after another command has opened it. The other command must not

@@ -4,6 +4,10 @@
 use serde_json::{Map, Value, json};
 
 use super::graph::{Node, is_made_up};
+use super::overlay::is_export;
+
+/// Start of the names of hob's block nodes and block jobs in QEMU.
+pub(super) const OWN: &str = "hob-";
 
 /// Options of a node that hob repeats, or that have no effect on the node's data.
 const REPEATED: [&str; 9] = [
@@ -31,7 +35,23 @@ pub(super) fn given(command_line: &[String], node: &str) -> Option<Value> {
 /// discards to the file.
 pub(super) fn drive_discards(command_line: &[String], file: &str) -> bool {
     let mut drives = command_line.iter().filter(|text| text.contains("discard=")).map(|text| parse(text));
-    drives.any(|drive| drive["file"] == file && matches!(drive["discard"].as_str(), Some("unmap" | "on")))
+    drives.any(|drive| drive["file"] == file && passes_discards(&drive))
+}
+
+/// Returns true if QEMU's command line has a `-drive` with this NBD export that passes the guest's
+/// discards to the export.
+pub(super) fn export_discards(command_line: &[String], export: &str) -> bool {
+    let ends = [format!("export={export}"), format!(":exportname={export}")];
+    let names_it = |part: &str| {
+        let value = part.split_once('=').map_or(part, |(_, value)| value);
+        is_export(value, export) || ends.iter().any(|end| part.ends_with(end.as_str()))
+    };
+    let mut drives = command_line.iter().filter(|text| text.contains("nbd") && text.split(',').any(names_it));
+    drives.any(|text| passes_discards(&parse(text)))
+}
+
+fn passes_discards(drive: &Value) -> bool {
+    matches!(drive["discard"].as_str(), Some("unmap" | "on"))
 }
 
 /// Parses options in JSON, or as `key=value,…`.
@@ -140,7 +160,7 @@ pub(super) fn of_hob(name: &str, socket: &str, export: &str, discard: bool) -> V
 
 /// Returns a node name for this disk, of at most 31 characters as QEMU requires.
 pub(super) fn node_name(disk: &str, what: &str) -> String {
-    format!("hob-{:08x}{what}", hash(disk) >> 32)
+    format!("{OWN}{:08x}{what}", hash(disk) >> 32)
 }
 
 /// Returns a number that differs for different texts, except by chance (FNV-1a).
@@ -187,6 +207,22 @@ mod tests {
         assert_eq!(given(&line, "x"), None);
         assert!(drive_discards(&line, "/d") && !drive_discards(&line, "/c"));
         assert!(drive_discards(&line, "/it's, e"), "a comma in a name is doubled");
+    }
+
+    #[test]
+    fn drives_with_an_nbd_export_and_discards_are_found() {
+        for (drive, expected) in [
+            ("file=nbd+unix:///web-vda?socket=/run/hob/nbd.sock,format=raw,discard=unmap", true),
+            ("file=nbd+unix:///web-vda?socket=/s,file.reconnect-delay=300,discard=unmap", true),
+            ("file=nbd:unix:/run/hob/nbd.sock:exportname=web-vda,discard=on", true),
+            ("driver=raw,file.driver=nbd,file.path=/s,file.export=web-vda,discard=unmap", true),
+            ("file=nbd+unix:///web-vda?socket=/run/hob/nbd.sock,format=raw", false),
+            ("file=nbd+unix:///web-vda2?socket=/run/hob/nbd.sock,discard=unmap", false),
+            ("file=/images/web-vda,format=raw,discard=unmap", false),
+        ] {
+            let line = ["qemu", "-drive", drive].map(str::to_owned);
+            assert_eq!(export_discards(&line, "web-vda"), expected, "{drive}");
+        }
     }
 
     #[test]

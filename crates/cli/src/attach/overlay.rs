@@ -6,6 +6,7 @@
 use std::path::Path as FilePath;
 
 use anyhow::Context;
+use serde_json::Value;
 
 use super::graph::{Graph, Node};
 use super::libvirt::is_same_path;
@@ -56,12 +57,13 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
     }
     let chain = graph.chain(&record.backend)?;
     let last = chain.last().expect("a chain has a node");
-    if last == record.node_name() {
+    let has_hobs_node = has_hobs_node(graph, record);
+    if has_hobs_node && last == record.node_name() {
         return Ok(Path::Hob);
     }
     let node = graph.nodes.get(last).with_context(|| format!("QEMU has just removed the node {last}"))?;
     let (label, file, target) = (&record.label, &node.file, &record.target);
-    if graph.below(&record.backend).contains(record.node_name()) {
+    if has_hobs_node && graph.below(&record.backend).contains(record.node_name()) {
         let commit = match record.domain() {
             Some(domain) => format!("'virsh blockcommit {domain} DISK --active --pivot'"),
             None => "block-commit and block-job-complete of QMP".to_owned(),
@@ -81,11 +83,18 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
         _ => false,
     };
     if is_started_with_hob {
-        let message = format!(
-            "{label}: the VM uses hob's disk {0} since its start. Stop the VM, and run 'hob detach --stopped {target}'. \
-             'hob cache disable {0}' removes only the cache, while the VM runs",
-            record.disk
-        );
+        let disk = &record.disk;
+        let message = match is_connected(node, record) {
+            true => format!(
+                "{label}: the VM uses hob's disk {disk} since its start. 'hob detach {target}' returns it to its image"
+            ),
+            false => format!(
+                "{label}: the VM uses hob's disk {disk} since its start, as {file}. While the VM runs, hob can replace only \
+                 a connection to its NBD socket {}. Stop the VM, and run 'hob detach --stopped {target}'. \
+                 'hob cache disable {disk}' removes only the cache, while the VM runs",
+                record.socket()
+            ),
+        };
         return refuse(SINCE_START, message);
     }
     if !matches!(node.driver.as_str(), "file" | "host_device") {
@@ -96,7 +105,7 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
         );
         return refuse("has used hob since its start, or uses another image", message);
     }
-    if graph.users(record.node_name()) > 0 {
+    if has_hobs_node && graph.users(record.node_name()) > 0 {
         let message = format!(
             "{label}: the VM uses {file}, and another block node or export of QEMU uses hob's disk {}. Remove \
              it, and repeat the command; or stop the VM, and run 'hob detach --stopped {target}'",
@@ -120,7 +129,10 @@ pub(super) fn path(graph: &Graph, record: &Record, goal: Goal) -> anyhow::Result
 fn is_unused_chain(graph: &Graph, record: &Record) -> bool {
     let Some(parent) = record.parent.as_ref().map(name_of) else { return false };
     let is_above_hob = graph.child(parent, "file").is_some_and(|child| child == record.node_name());
-    is_above_hob && graph.users(record.node_name()) == 1 && graph.users(parent) == 0
+    has_hobs_node(graph, record)
+        && is_above_hob
+        && graph.users(record.node_name()) == 1
+        && graph.users(parent) == 0
 }
 
 /// Returns true if a part of QEMU other than the attached device uses hob's disk.
@@ -128,11 +140,37 @@ fn is_used_otherwise(graph: &Graph, record: &Record) -> bool {
     let is_hobs = |(name, node): (&String, &Node)| {
         name != record.node_name() && node.driver == "nbd" && is_export(&node.file, &record.disk)
     };
-    graph.users(record.node_name()) > 0 || graph.nodes.iter().any(is_hobs)
+    let is_used = has_hobs_node(graph, record) && graph.users(record.node_name()) > 0;
+    is_used || graph.nodes.iter().any(is_hobs)
+}
+
+/// Returns true if QEMU has the record's node, which is connected to hob. If hob did not choose the
+/// name of the node, another node may have this name after another start of the VM.
+pub(super) fn has_hobs_node(graph: &Graph, record: &Record) -> bool {
+    let node = graph.nodes.get(record.node_name());
+    node.is_some_and(|node| {
+        node.driver == "nbd" && (record.has_own_node() || is_export(&node.file, &record.disk))
+    })
+}
+
+/// Returns true if a node is connected to the record's disk through hob's NBD socket.
+pub(super) fn is_connected(node: &Node, record: &Record) -> bool {
+    let is_hobs = |socket: String| is_same_path(FilePath::new(&socket), FilePath::new(record.socket()));
+    node.driver == "nbd" && is_export(&node.file, &record.disk) && socket(&node.file).is_some_and(is_hobs)
+}
+
+/// Returns the path of the Unix socket in the file name of an NBD node.
+fn socket(file: &str) -> Option<String> {
+    let Some(options) = file.strip_prefix("json:") else {
+        return file.split_once("?socket=").map(|(_, path)| path.to_owned());
+    };
+    let options: Value = serde_json::from_str(options).ok()?;
+    let path = options.pointer("/server/path").or_else(|| options.get("server.path"))?;
+    path.as_str().map(str::to_owned)
 }
 
 /// Returns true if the file name of an NBD node, a URI or JSON, names this export.
-fn is_export(file: &str, export: &str) -> bool {
+pub(super) fn is_export(file: &str, export: &str) -> bool {
     let end = format!("/{export}");
     file.ends_with(&end) || file.contains(&format!("{end}?")) || file.contains(&format!("\"{export}\""))
 }
@@ -155,7 +193,7 @@ fn is_below_overlay(graph: &Graph, record: &Record, chain: &[String]) -> bool {
 #[cfg(test)]
 mod tests {
     use hob_control::{CacheEnable, CacheSettings};
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::super::record::Method;
     use super::*;
@@ -230,6 +268,26 @@ mod tests {
             assert!(error.to_string().contains("hob detach --stopped qmp:/run/web.qmp"), "{error}");
             let short = error.downcast_ref::<NotDirect>().map(|error| error.short);
             assert_eq!(short, Some(SINCE_START));
+        }
+    }
+
+    /// libvirt gives the same names to the nodes of each start.
+    #[test]
+    fn the_node_of_an_earlier_start_is_not_confused_with_another_node() {
+        let started = graph(&[("vda", "root", "image"), ("image", "file", "started")]);
+        let direct = graph(&[("vda", "root", "image"), ("image", "file", "image-file")]);
+        let with = |disk: &str, node: &str| Record {
+            disk: disk.to_owned(),
+            node: json!({ "node-name": node, "server": { "path": "/run/hob/nbd.sock" } }),
+            ..record(Method::Reopen)
+        };
+        for goal in [Goal::Attached, Goal::Detached] {
+            assert_eq!(path(&started, &with("web-vda", "started"), goal).unwrap(), Path::Hob);
+            assert_eq!(path(&direct, &with("web-vda", "image-file"), goal).unwrap(), Path::Image);
+            assert!(path(&started, &with("web-vdb", "started"), goal).is_err());
+            // `hob detach` adapts the record before it asks for the path.
+            let error = path(&started, &with("web-vda", "hob-1"), goal).unwrap_err().to_string();
+            assert!(error.contains("'hob detach qmp:/run/web.qmp' returns it to its image"), "{error}");
         }
     }
 

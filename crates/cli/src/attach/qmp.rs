@@ -19,6 +19,8 @@ const GREETING_MAX: Duration = Duration::from_secs(5);
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 /// Maximum length of a reply of QEMU, bytes. A malicious guest may control QEMU.
 const LINE_BYTES_MAX: u64 = 64 << 20;
+/// Maximum length of a text of QEMU in a message, characters.
+const TEXT_CHARS_MAX: usize = 1000;
 
 /// A command that QEMU refused.
 #[derive(Debug, thiserror::Error)]
@@ -217,7 +219,7 @@ impl Monitor {
         match (answer.get("return"), answer.pointer("/error/desc")) {
             (Some(result), _) => Ok(result.clone()),
             (None, reason) => {
-                let reason = reason.and_then(Value::as_str).unwrap_or("no reason given").to_owned();
+                let reason = one_line(reason.and_then(Value::as_str).unwrap_or("no reason given"));
                 Err(Refused { command: command.to_owned(), reason }.into())
             }
         }
@@ -256,7 +258,7 @@ impl Monitor {
                 let question = question.to_string();
                 let args = ["qemu-monitor-command", domain.as_str(), question.as_str()];
                 let text = when_reachable(async || virsh(&args).await).await?;
-                serde_json::from_str(&text).with_context(|| format!("virsh answered {text:?}"))
+                serde_json::from_str(&text).with_context(|| format!("virsh answered '{}'", one_line(&text)))
             }
         }
     }
@@ -299,7 +301,18 @@ async fn line(stream: &mut BufReader<UnixStream>, begun: &mut Vec<u8>) -> anyhow
     }
     let line = std::mem::take(begun);
     serde_json::from_slice(&line)
-        .with_context(|| format!("QEMU answered {:?}", String::from_utf8_lossy(&line)))
+        .with_context(|| format!("QEMU answered '{}'", one_line(&String::from_utf8_lossy(&line))))
+}
+
+/// Returns a text of QEMU for a message: one line of limited length, without control characters. A
+/// malicious guest may control QEMU.
+pub(super) fn one_line(text: &str) -> String {
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let mut line: String = text.chars().take(TEXT_CHARS_MAX).map(plain).collect();
+    if text.chars().nth(TEXT_CHARS_MAX).is_some() {
+        line.push('…');
+    }
+    line
 }
 
 #[cfg(test)]
@@ -346,6 +359,14 @@ mod tests {
             assert!(error.to_string().contains(text), "{error}");
         }
         assert!(absent("web", &info("running", false)).is_none());
+    }
+
+    #[test]
+    fn a_text_of_qemu_is_one_line_of_limited_length() {
+        assert_eq!(one_line("no disk\nhob: \u{1b}[31mall is well"), "no disk hob:  [31mall is well");
+        assert_eq!(one_line("été"), "été");
+        assert_eq!(one_line(&"é".repeat(1000)).chars().count(), 1000);
+        assert_eq!(one_line(&"é".repeat(9000)).chars().count(), 1001);
     }
 
     /// A busy QEMU may send a part of a reply before the command's time is over.

@@ -12,6 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::options::{OWN, node_name};
 use super::proxmox::Volumes;
 
 /// Version of the file format.
@@ -87,9 +88,32 @@ impl Record {
         self.node["server"]["path"].as_str().unwrap_or_default()
     }
 
+    /// Returns true if the node that is connected to hob has a name that hob chose. If the VM was
+    /// started with hob's disk, the node has another name.
+    pub(super) fn has_own_node(&self) -> bool {
+        self.node_name().starts_with(OWN)
+    }
+
     /// Returns the identifier of the block job.
     pub(super) fn job(&self) -> String {
-        format!("{}-job", self.node_name())
+        match self.has_own_node() {
+            true => format!("{}-job", self.node_name()),
+            false => node_name(&self.disk, "-job"),
+        }
+    }
+
+    /// Returns the options of the image's file node, without a name.
+    pub(super) fn image_options(&self) -> Option<Value> {
+        let lowest = self.spare.first()?;
+        let is_inline = lowest.get("filename").is_none();
+        let mut options = if is_inline { lowest["file"].clone() } else { lowest.clone() };
+        let names = options.as_object_mut()?;
+        names.remove("node-name");
+        if is_inline {
+            // QEMU's default for a node inside the options of another node.
+            names.entry("discard").or_insert_with(|| "unmap".into());
+        }
+        Some(options)
     }
 
     /// Returns the name of the node that the VM uses without hob: the parent's `file`, or the
@@ -171,7 +195,11 @@ impl Records {
             fs::rename(&new, &path)?;
             File::open(&self.directory)?.sync_all()
         };
-        write().with_context(|| format!("cannot write {}", path.display()))
+        let written = write();
+        if written.is_err() {
+            let _ = fs::remove_file(&new);
+        }
+        written.with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Deletes a record durably.

@@ -1,23 +1,26 @@
 //! The disks of a VM that can be attached, each with the record of its attachment or the reason why
 //! it cannot be attached.
 
+mod started;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::rc::Rc;
 
 use anyhow::{Context, bail};
-use hob_control::{CacheEnable, check_name};
+use hob_control::{CacheEnable, NAME_CHARS_MAX, check_name};
 use serde_json::{Value, json};
 
 use super::graph::{Device, Graph, Node, is_made_up};
-use super::image::Image;
+use super::image::{Image, is_same_file};
 use super::libvirt;
 use super::options::{
     drive_discards, given as given_options, name_or, node_name, not_repeatable, of_hob, of_image, of_parent,
 };
+use super::overlay::is_connected;
 use super::plan::Goal;
 use super::proxmox;
-use super::qmp::Monitor;
+use super::qmp::{Monitor, one_line};
 use super::record::{Method, Record};
 use super::threads::in_thread;
 use crate::output::word;
@@ -64,7 +67,7 @@ impl Vm {
     pub(super) async fn look(monitor: &mut Monitor, default_name: &str) -> anyhow::Result<Vm> {
         let graph = Graph::read(monitor).await?;
         let name = monitor.ask("query-name", json!({})).await?;
-        let name = name["name"].as_str().unwrap_or(default_name).to_owned();
+        let name = one_line(name["name"].as_str().unwrap_or(default_name));
         let pid = monitor.pid();
         let process = pid.map(|pid| PathBuf::from(format!("/proc/{pid}")));
         let command_line = process.as_ref().and_then(|process| std::fs::read(process.join("cmdline")).ok());
@@ -82,7 +85,10 @@ impl Vm {
         let status = status["status"].as_str().unwrap_or_default();
         let is_detached_after_error = goal == Goal::Detached && status == "io-error";
         if !STATES.contains(&status) && !is_detached_after_error {
-            bail!("the VM is in the state '{status}'; hob changes disks only while the VM runs or is paused");
+            bail!(
+                "the VM is in the state '{}'; hob changes disks only while the VM runs or is paused",
+                one_line(status)
+            );
         }
         let migration = monitor.ask("query-migrate", json!({})).await?;
         let migration = migration["status"].as_str().unwrap_or_default();
@@ -125,10 +131,31 @@ impl Vm {
         names.iter().map(named).collect()
     }
 
+    /// Returns the record of hob's disk that the VM uses as the device `backend`. `others` has the
+    /// records of other targets, which may be other names of this VM.
+    pub(super) fn attached_by<'a>(&self, backend: &str, others: &'a [Record]) -> Option<&'a Record> {
+        let chain = self.graph.chain(backend).ok()?;
+        let image = self.graph.nodes.get(chain.last()?)?;
+        others.iter().find(|record| is_connected(image, record))
+    }
+
     /// Returns the name of hob's disk for a device.
     pub(super) fn disk_name(&self, device: &Device) -> anyhow::Result<String> {
         let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
-        checked(format!("{}-{}", self.name, device.label).chars().map(plain).collect())
+        let name: String = format!("{}-{}", self.name, device.label).chars().map(plain).collect();
+        match check_name(&name) {
+            Ok(()) => Ok(name),
+            // Even a VM's name of one character would be too long.
+            Err(error) if device.label.chars().count() + 2 > NAME_CHARS_MAX => bail!(
+                "'{name}' cannot be the name of a disk of hob: {error}. Restart the VM with a shorter id of the \
+                 device {}, and repeat the command",
+                device.label
+            ),
+            Err(error) => bail!(
+                "'{name}' cannot be the name of a disk of hob: {error}. Choose another name of the VM, such as \
+                 '--name vm1'"
+            ),
+        }
     }
 
     /// Returns the record that `hob attach` saves about a device before it changes anything.
@@ -174,13 +201,7 @@ impl Vm {
         let open = |name: &str| of_image(node, text, image, name, &self.command_line);
         let (spare, options) = match (method, parent) {
             (Method::Mirror, Some(root)) => {
-                self.check_replaceable(root)?;
-                if let Some(option) = not_repeatable(&graph.nodes[root]) {
-                    bail!(
-                        "QEMU opens the image with the option '{option}', which the method 'mirror' cannot keep. Start \
-                         the VM with '-blockdev' and a 'node-name' for each node"
-                    );
-                }
+                self.check_mirrored(root)?;
                 let name = name_or(root, &disk, "-raw");
                 let mut below = open(image);
                 let lower = match is_made_up(image) || self.is_inline(root) {
@@ -205,19 +226,7 @@ impl Vm {
                 (vec![open(&name_or(image, &disk, "-image"))], None)
             }
             (_, Some(parent)) => {
-                let is_given = given_options(&self.command_line, parent).is_some();
-                if method == Method::Reopen
-                    && !is_given
-                    && let Some(option) = not_repeatable(&graph.nodes[parent])
-                {
-                    bail!(
-                        "QEMU opened the block node {parent} after its start, with the option '{option}', which hob \
-                         cannot repeat. Restart the VM, and repeat the command"
-                    );
-                }
-                let backing = graph.child(parent, "backing");
-                let options = of_parent(parent, &graph.nodes[parent], backing.as_deref(), &self.command_line);
-                (vec![open(&name_or(image, &disk, "-image"))], (method == Method::Reopen).then_some(options))
+                (vec![open(&name_or(image, &disk, "-image"))], self.reopened(parent, method)?)
             }
             (_, None) => bail!("{}: QEMU has no node above the image file", device.label),
         };
@@ -280,7 +289,7 @@ impl Vm {
         let directory = self.directory.as_deref().unwrap_or(Path::new(""));
         let has_file = |node: &Node| {
             matches!(node.driver.as_str(), "file" | "host_device")
-                && libvirt::is_same_path(&directory.join(file_name(node)), file)
+                && is_same_file(&directory.join(file_name(node)), file)
         };
         self.graph.nodes.iter().find(|(name, node)| *name != image && has_file(node)).map(|(name, _)| name)
     }
@@ -338,6 +347,35 @@ impl Vm {
                 )
             }
         }
+    }
+
+    /// Returns the options by which hob reopens the format node `parent`, for the method `reopen`.
+    fn reopened(&self, parent: &str, method: Method) -> anyhow::Result<Option<Value>> {
+        if method != Method::Reopen {
+            return Ok(None);
+        }
+        let node = &self.graph.nodes[parent];
+        let is_given = given_options(&self.command_line, parent).is_some();
+        if !is_given && let Some(option) = not_repeatable(node) {
+            bail!(
+                "QEMU opened the block node {parent} after its start, with the option '{option}', which hob \
+                 cannot repeat. Restart the VM, and repeat the command"
+            );
+        }
+        let backing = self.graph.child(parent, "backing");
+        Ok(Some(of_parent(parent, node, backing.as_deref(), &self.command_line)))
+    }
+
+    /// Refuses a format node that the method `mirror` cannot replace.
+    fn check_mirrored(&self, root: &str) -> anyhow::Result<()> {
+        self.check_replaceable(root)?;
+        if let Some(option) = not_repeatable(&self.graph.nodes[root]) {
+            bail!(
+                "QEMU opens the image with the option '{option}', which the method 'mirror' cannot keep. Start \
+                 the VM with '-blockdev' and a 'node-name' for each node"
+            );
+        }
+        Ok(())
     }
 
     /// Refuses to replace a node that other parts of QEMU depend on.
@@ -605,6 +643,51 @@ mod tests {
         let line = ["qemu", "-blockdev", "driver=raw,node-name=image,file=image-file,offset=1048576"];
         let found = record(&vm(&raw("image"), &file, &other, &line)).unwrap();
         assert_eq!(found.parent.unwrap()["offset"], 1 << 20);
+    }
+
+    /// QEMU may have a second QMP socket.
+    #[test]
+    fn a_disk_that_was_attached_by_another_name_of_the_vm_is_found() {
+        let record: Record = serde_json::from_value(json!({
+            "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
+            "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
+            "node": { "node-name": "hob-1", "server": { "type": "unix", "path": "/run/hob/nbd.sock" } },
+            "spare": [{ "node-name": "image-file" }],
+        }))
+        .unwrap();
+        let others = [Record { disk: "db-vda".to_owned(), ..record.clone() }, record];
+        let found = |driver: &str, file: &str| {
+            let (raw, other) = (node("image", "raw", file), node("other", "null-co", ""));
+            let vm = vm(&raw, &node("hob-1", driver, file), &other, &[]);
+            vm.attached_by("vda", &others).map(|record| record.disk.clone())
+        };
+        let uri = "nbd+unix:///web-vda?socket=/run/hob/nbd.sock";
+        assert_eq!(found("nbd", uri).as_deref(), Some("web-vda"));
+        assert_eq!(found("nbd", "nbd+unix:///web-vda?socket=/run/other.sock"), None);
+        assert_eq!(found("file", "/image"), None);
+    }
+
+    #[test]
+    fn a_name_that_hobs_disk_cannot_have_is_refused_with_what_to_do() {
+        let name_of = |vm: &str, label: &str| {
+            let vm = Vm {
+                name: vm.to_owned(),
+                graph: Graph::default(),
+                command_line: Vec::new(),
+                directory: None,
+                pid: None,
+            };
+            let (backend, label) = (label.to_owned(), label.to_owned());
+            vm.disk_name(&Device { backend, label, read_only: false, removable: false })
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(name_of("w e b", "vda"), Ok("w-e-b-vda".to_owned()));
+        for vm in ["x".repeat(NAME_CHARS_MAX), "äpfel".to_owned(), "_web".to_owned()] {
+            let error = name_of(&vm, "vda").unwrap_err();
+            assert!(error.contains("1 to 64 letters") && error.contains("'--name vm1'"), "{error}");
+        }
+        let error = name_of("web", &"x".repeat(NAME_CHARS_MAX)).unwrap_err();
+        assert!(error.contains("shorter id of the device"), "{error}");
     }
 
     #[test]

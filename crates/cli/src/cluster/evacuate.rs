@@ -129,9 +129,16 @@ async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
                 outcome.host
             )
         };
-        watch.wait(goes_on).await;
-        for one in std::mem::take(&mut going) {
-            let one = look(client, &one).await?;
+        let query = async {
+            let mut seen = Vec::new();
+            for one in &going {
+                seen.push(look(client, one).await?);
+            }
+            anyhow::Ok(seen)
+        };
+        let seen = watch.wait(query, goes_on).await?;
+        going.clear();
+        for one in seen {
             match one.state {
                 ClusterMoveState::Done => outcome.moved.push(one),
                 ClusterMoveState::Failed => outcome.stays.push(AdvisedStay {

@@ -60,7 +60,7 @@ pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
         if args.cancel {
             return client.cluster_move_cancel(disk).await.map_err(explain);
         }
-        let Some(to) = args.to.clone() else { return find(&client, disk).await };
+        let Some(to) = args.to.clone() else { return find(&client.with_liveness_check(), disk).await };
         let start =
             ClusterMoveStart { to, cache: args.cache, pool: args.pool.clone(), bandwidth: args.bandwidth };
         announce(&client, disk, args.cache, args.dry_run).await?;
@@ -74,8 +74,7 @@ pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
                     'hob cluster move {disk} --cancel' cancels it"
                 )
             };
-            watch.wait(goes_on).await;
-            shown = look(&client, &shown).await?;
+            shown = watch.wait(look(&client, &shown), goes_on).await?;
         }
         watch.end();
         if shown.state == ClusterMoveState::Failed {

@@ -18,7 +18,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// Time that a member of etcd 3.4 with four cores takes for a request over its JSON gateway, in
 /// microseconds: a quarter of the measured processor time (docs/LAB.md).
-const QUESTION_US: u64 = 190;
+const REQUEST_US: u64 = 190;
 /// Additional time that etcd takes for a change, nanoseconds.
 const CHANGE_NS: u64 = 110_000;
 /// Additional time that etcd takes for each key that a request reads, nanoseconds.
@@ -31,12 +31,12 @@ const COMMIT_NS: u64 = 5_000_000;
 const WAY_NS: u64 = 300_000;
 
 /// Seconds until the load on etcd is steady when hosts poll.
-const LOOKS_WARM_S: u64 = 6;
-const LOOKS_STEADY_S: u64 = 6;
+const POLL_WARM_S: u64 = 6;
+const POLL_STEADY_S: u64 = 6;
 /// Seconds until the load on etcd is steady when hosts watch etcd, which then read all keys about
 /// once a minute.
-const NEWS_WARM_S: u64 = 75;
-const NEWS_STEADY_S: u64 = 60;
+const WATCH_WARM_S: u64 = 75;
+const WATCH_STEADY_S: u64 = 60;
 
 /// Maximum time in seconds that the model waits for a disk.
 const AFTER_S: u64 = 30;
@@ -45,10 +45,10 @@ const AFTER_S: u64 = 30;
 /// offline
 ///
 /// One host serves each disk, and some other hosts are also configured with the disk. There are
-/// three runs for each number of hosts. In the first run, each host asks etcd once a second about
-/// every disk that it waits for, and one host is killed. In the second run, the hosts watch etcd, as
-/// hob does, and one host is killed. In the third run, the hosts watch etcd, and a quarter of the
-/// hosts is killed. Backings and caches are not simulated.
+/// three runs for each number of hosts. In the run `poll`, each host asks etcd once a second about
+/// every disk that it waits for, and one host is killed. In the first run `watch`, the hosts watch
+/// etcd, as hob does, and one host is killed. In the second run `watch`, a quarter of the hosts is
+/// killed. Backings and caches are not simulated.
 #[derive(Debug, Args)]
 pub(crate) struct ClusterArgs {
     /// Numbers of hosts
@@ -68,14 +68,15 @@ pub(crate) struct ClusterArgs {
     #[arg(long, value_name = "S", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=30))]
     settle_seconds: u64,
     /// Time that etcd takes for a request, microseconds
-    #[arg(long, value_name = "US", default_value_t = QUESTION_US, value_parser = clap::value_parser!(u64).range(1..=100_000))]
-    question_us: u64,
+    #[arg(long, alias = "question-us", value_name = "US", default_value_t = REQUEST_US,
+          value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    request_us: u64,
     /// Draw the load on etcd into this file, as SVG
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
     /// Draw how long disks are offline into this file, as SVG
-    #[arg(long, value_name = "FILE")]
-    away_picture: Option<PathBuf>,
+    #[arg(long, alias = "away-picture", value_name = "FILE")]
+    offline_picture: Option<PathBuf>,
 }
 
 #[derive(Debug, Serialize)]
@@ -83,25 +84,26 @@ struct Report {
     known_by: u32,
     lease_seconds: u64,
     settle_seconds: u64,
-    question_us: u64,
+    request_us: u64,
     rows: Vec<Row>,
 }
 
 /// Requests to etcd per second.
 #[derive(Debug, Serialize)]
-struct Asked {
-    questions: f64,
+struct Requests {
+    requests: f64,
     renewals: f64,
-    looks: f64,
-    takes: f64,
-    news: f64,
+    reads: f64,
+    transactions: f64,
+    notifications: f64,
     bytes: f64,
 }
 
-impl From<Traffic> for Asked {
-    fn from(traffic: Traffic) -> Asked {
-        let Traffic { renewals, looks, takes, news, bytes } = traffic;
-        Asked { questions: traffic.questions(), renewals, looks, takes, news, bytes }
+impl From<Traffic> for Requests {
+    fn from(traffic: Traffic) -> Requests {
+        let requests = traffic.questions();
+        let Traffic { renewals, looks: reads, takes: transactions, news: notifications, bytes } = traffic;
+        Requests { requests, renewals, reads, transactions, notifications, bytes }
     }
 }
 
@@ -109,46 +111,48 @@ impl From<Traffic> for Asked {
 struct Row {
     hosts: u32,
     disks: u32,
-    pacing: &'static str,
+    method: &'static str,
     killed: u32,
-    steady: Asked,
+    steady: Requests,
     /// Requests in the busiest second after the kill.
-    busiest: Asked,
-    disks_away: usize,
-    disks_taken: usize,
+    busiest: Requests,
+    disks_offline: usize,
+    disks_acquired: usize,
     /// Seconds until this fraction of the disks was acquired; none if some were not.
-    away_p50_s: Option<f64>,
-    away_p99_s: Option<f64>,
-    away_max_s: Option<f64>,
-    takes_per_disk: f64,
+    offline_p50_s: Option<f64>,
+    offline_p99_s: Option<f64>,
+    offline_max_s: Option<f64>,
+    transactions_per_disk: f64,
     leases_lost: usize,
-    longest_question_ms: f64,
+    longest_request_ms: f64,
 }
 
 impl Row {
-    fn new(owners: &Owners, pacing: &'static str, outcome: &Outcome) -> Row {
-        let away = |percent| outcome.away_at(percent).map(|ns| ns as f64 / 1e9);
+    fn new(owners: &Owners, method: &'static str, outcome: &Outcome) -> Row {
+        let offline = |percent| outcome.away_at(percent).map(|ns| ns as f64 / 1e9);
         Row {
             hosts: owners.hosts as u32,
             disks: owners.disks as u32,
-            pacing,
+            method,
             killed: owners.killed as u32,
             steady: outcome.steady.into(),
             busiest: outcome.busiest.into(),
-            disks_away: outcome.orphans,
-            disks_taken: outcome.away_ns.len(),
-            away_p50_s: away(50),
-            away_p99_s: away(99),
-            away_max_s: away(100),
-            takes_per_disk: outcome.takes_a_disk,
+            disks_offline: outcome.orphans,
+            disks_acquired: outcome.away_ns.len(),
+            offline_p50_s: offline(50),
+            offline_p99_s: offline(99),
+            offline_max_s: offline(100),
+            transactions_per_disk: outcome.takes_a_disk,
             leases_lost: outcome.leases_lost,
-            longest_question_ms: outcome.longest_ns as f64 / 1e6,
+            longest_request_ms: outcome.longest_ns as f64 / 1e6,
         }
     }
 }
 
-const LOOKS: &str = "look";
-const NEWS: &str = "hear";
+/// How hosts learn that a disk is free: each host asks etcd again and again.
+const POLL: &str = "poll";
+/// How hosts learn that a disk is free: etcd notifies the hosts.
+const WATCH: &str = "watch";
 
 pub(super) fn run(args: &ClusterArgs, global: &Global) -> anyhow::Result<()> {
     let stop = interruption()?;
@@ -157,16 +161,16 @@ pub(super) fn run(args: &ClusterArgs, global: &Global) -> anyhow::Result<()> {
     let bar = ProgressBar::new(plan.iter().map(|owners| owners.hosts as u64).sum()).with_style(style);
     let mut rows = Vec::new();
     for owners in plan {
-        let pacing = if owners.pacing == Pacing::Looks { LOOKS } else { NEWS };
-        bar.set_message(format!("{} hosts that {pacing}, {} killed", owners.hosts, owners.killed));
-        rows.push(Row::new(&owners, pacing, &play(&owners, || check(&stop))?));
+        let method = if owners.pacing == Pacing::Looks { POLL } else { WATCH };
+        bar.set_message(format!("{} hosts that {method}, {} killed", owners.hosts, owners.killed));
+        rows.push(Row::new(&owners, method, &play(&owners, || check(&stop))?));
         bar.inc(owners.hosts as u64);
     }
     bar.finish_and_clear();
-    let ClusterArgs { known_by, lease_seconds, settle_seconds, question_us, .. } = *args;
-    let report = Report { known_by, lease_seconds, settle_seconds, question_us, rows };
-    write_if(args.picture.as_ref(), || draw_asked(&report))?;
-    write_if(args.away_picture.as_ref(), || draw_away(&report))?;
+    let ClusterArgs { known_by, lease_seconds, settle_seconds, request_us, .. } = *args;
+    let report = Report { known_by, lease_seconds, settle_seconds, request_us, rows };
+    write_if(args.picture.as_ref(), || draw_requests(&report))?;
+    write_if(args.offline_picture.as_ref(), || draw_offline(&report))?;
     print(global.output, &report, show)
 }
 
@@ -181,19 +185,20 @@ fn plan(args: &ClusterArgs, hosts: u32) -> Vec<Owners> {
         settle_ns: args.settle_seconds * SECOND_NS,
         pacing: Pacing::Looks,
         etcd: EtcdCosts {
-            question_ns: args.question_us * 1000,
+            question_ns: args.request_us * 1000,
             change_ns: CHANGE_NS,
             key_ns: KEY_NS,
             news_ns: NEWS_NS,
             commit_ns: COMMIT_NS,
             way_ns: WAY_NS,
         },
-        warm_s: LOOKS_WARM_S,
-        steady_s: LOOKS_STEADY_S,
+        warm_s: POLL_WARM_S,
+        steady_s: POLL_STEADY_S,
         after_s: AFTER_S,
         seed: 1,
     };
-    let news = Owners { pacing: Pacing::ClusterEvent, warm_s: NEWS_WARM_S, steady_s: NEWS_STEADY_S, ..looks };
+    let news =
+        Owners { pacing: Pacing::ClusterEvent, warm_s: WATCH_WARM_S, steady_s: WATCH_STEADY_S, ..looks };
     let quarter = Owners { killed: (hosts / 4) as usize, ..news };
     let mut plan = vec![looks, news];
     plan.extend((quarter.killed > 1).then_some(quarter));
@@ -201,24 +206,24 @@ fn plan(args: &ClusterArgs, hosts: u32) -> Vec<Owners> {
 }
 
 fn show(report: &Report) -> String {
-    let columns = "HOSTS:|DISKS:|THEY|KILLED:|ASKED/S:|KB/S:|BUSIEST/S:|KB/S:|AWAY P50 S:|P99 S:|MAX S:|\
-        TAKES A DISK:|LEASES LOST:";
+    let columns = "HOSTS:|DISKS:|METHOD|KILLED:|REQUESTS/S:|KB/S:|MAX/S:|KB/S:|OFFLINE P50 S:|P99 S:|MAX S:|\
+        TRANSACTIONS/DISK:|LEASES LOST:";
     let kilobytes = |bytes: f64| format!("{:.0}", bytes / 1e3);
     let seconds = |s: Option<f64>| s.map_or_else(|| format!("> {AFTER_S}"), |s| format!("{s:.1}"));
     let row = |row: &Row| {
         vec![
             row.hosts.to_string(),
             row.disks.to_string(),
-            row.pacing.to_owned(),
+            row.method.to_owned(),
             row.killed.to_string(),
-            format!("{:.0}", row.steady.questions),
+            format!("{:.0}", row.steady.requests),
             kilobytes(row.steady.bytes),
-            format!("{:.0}", row.busiest.questions),
+            format!("{:.0}", row.busiest.requests),
             kilobytes(row.busiest.bytes),
-            seconds(row.away_p50_s),
-            seconds(row.away_p99_s),
-            seconds(row.away_max_s),
-            format!("{:.2}", row.takes_per_disk),
+            seconds(row.offline_p50_s),
+            seconds(row.offline_p99_s),
+            seconds(row.offline_max_s),
+            format!("{:.2}", row.transactions_per_disk),
             row.leases_lost.to_string(),
         ]
     };
@@ -226,14 +231,14 @@ fn show(report: &Report) -> String {
 }
 
 /// Returns the points of one series: number of hosts, and the value that `of` takes from the row.
-fn points(report: &Report, pacing: &str, of: impl Fn(&Row) -> Option<f64>) -> Vec<(f64, f64)> {
-    let rows = report.rows.iter().filter(|row| row.pacing == pacing && row.killed == 1);
+fn points(report: &Report, method: &str, of: impl Fn(&Row) -> Option<f64>) -> Vec<(f64, f64)> {
+    let rows = report.rows.iter().filter(|row| row.method == method && row.killed == 1);
     rows.filter_map(|row| Some((f64::from(row.hosts), of(row)?))).collect()
 }
 
-fn draw_asked(report: &Report) -> String {
-    let curve = |name, pacing, of: fn(&Row) -> f64| {
-        Curve::new(name, points(report, pacing, |row| Some(of(row)))).dots()
+fn draw_requests(report: &Report) -> String {
+    let curve = |name, method, of: fn(&Row) -> f64| {
+        Curve::new(name, points(report, method, |row| Some(of(row)))).dots()
     };
     let chart = CurveChart::new(
         "Load of a cluster's hosts on etcd",
@@ -246,13 +251,13 @@ fn draw_asked(report: &Report) -> String {
         report.known_by,
         report.lease_seconds
     ))
-    .curve(curve("looking", LOOKS, |row| row.steady.questions))
-    .curve(curve("hearing, fail-over", NEWS, |row| row.busiest.questions))
-    .curve(curve("hearing, steady", NEWS, |row| row.steady.questions));
+    .curve(curve("polling", POLL, |row| row.steady.requests))
+    .curve(curve("watching, failover", WATCH, |row| row.busiest.requests))
+    .curve(curve("watching, steady", WATCH, |row| row.steady.requests));
     curves(&chart)
 }
 
-fn draw_away(report: &Report) -> String {
+fn draw_offline(report: &Report) -> String {
     let mut chart = CurveChart::new(
         "How long disks of a killed host are offline",
         Axis::new("hosts", Unit::Count).log(),
@@ -262,12 +267,12 @@ fn draw_away(report: &Report) -> String {
         "lease {} s, settle time {} s; one host killed",
         report.lease_seconds, report.settle_seconds
     ));
-    for (name, pacing, of) in [
-        ("looking: the last", LOOKS, (|row| row.away_max_s) as fn(&Row) -> Option<f64>),
-        ("hearing: the last", NEWS, |row| row.away_max_s),
-        ("hearing: half of them", NEWS, |row| row.away_p50_s),
+    for (name, method, of) in [
+        ("polling: all disks", POLL, (|row| row.offline_max_s) as fn(&Row) -> Option<f64>),
+        ("watching: all disks", WATCH, |row| row.offline_max_s),
+        ("watching: half of the disks", WATCH, |row| row.offline_p50_s),
     ] {
-        chart = chart.curve(Curve::new(name, points(report, pacing, of)).dots());
+        chart = chart.curve(Curve::new(name, points(report, method, of)).dots());
     }
     curves(&chart)
 }

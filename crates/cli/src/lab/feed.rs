@@ -86,7 +86,7 @@ impl<'a> Feed<'a> {
         let mut remarks = self.blocks.reader().map(remarks).unwrap_or_default();
         remarks.extend(self.blocks.truncation());
         if self.count == 0 {
-            remarks.insert(0, "there is no request in the trace".to_owned());
+            remarks.insert(0, "the trace has no requests".to_owned());
             bail!("{}", in_one_line(&remarks));
         }
         Ok(Fed { count: self.count, is_cut, remarks })

@@ -120,7 +120,7 @@ impl Figures {
 
 pub(super) fn run(args: &Figures, global: &Global) -> anyhow::Result<()> {
     let threads = args.threads.unwrap_or_else(processors);
-    ensure!(threads > 0, "--threads 0 runs nothing");
+    ensure!(threads > 0, "--threads 0 is not possible; pass at least 1");
     let (names, traces) = args.split();
     if let Some(trace) = traces.first() {
         if let Some(name) = names.first() {

@@ -58,7 +58,7 @@ pub(super) fn run(args: &Import) -> anyhow::Result<()> {
         }
     }
     if reader.ignored() > 0 {
-        tell(&format!("{} other entries are no requests", reader.ignored()));
+        tell(&format!("{} other entries are not requests", reader.ignored()));
     }
     remarks(&reader).iter().for_each(|remark| tell(remark));
     Ok(())

@@ -109,7 +109,7 @@ fn facts(report: &Report) -> String {
         ("disks", profile.disks.to_string()),
         ("moved", human(moved)),
         ("footprint", format!("{about}{} ({} sectors of 4 KiB)", human(footprint.bytes), footprint.sectors)),
-        ("reuse", format!("{about}{:.1} % of touches of a sector", footprint.reuse_percent)),
+        ("reuse", format!("{about}{:.1} % of the accesses to sectors", footprint.reuse_percent)),
         (
             "request size",
             format!(
@@ -144,7 +144,7 @@ fn facts(report: &Report) -> String {
         ),
     ];
     if report.ignored > 0 {
-        facts.push(("other entries", format!("{} that are no requests", report.ignored)));
+        facts.push(("other entries", format!("{} that are not requests", report.ignored)));
     }
     pairs(facts)
 }

@@ -118,7 +118,7 @@ impl Source {
             None => None,
             Some(Size(bytes)) => match u32::try_from(bytes) {
                 Ok(bytes @ 1..) => Some(bytes),
-                _ => bail!("a page of {bytes} bytes is not possible"),
+                _ => bail!("a page size of {bytes} bytes is not possible; pass 1 to 4294967295 bytes"),
             },
         };
         let on_bad = if self.on_bad == Bad::Fail { OnBad::Fail } else { OnBad::Skip };
@@ -173,7 +173,7 @@ fn read_material(
         material.add(record);
         Ok(())
     })?;
-    ensure!(requests > 0, "there is no request in {}", source.trace.display());
+    ensure!(requests > 0, "{} has no requests", source.trace.display());
     Ok((material, without_lists(remarks(&reader))))
 }
 

@@ -196,7 +196,7 @@ struct Exact {
 
 /// Compares divisions of a pool of LRU caches between the disks of the trace.
 fn divide(args: &Mrc, global: &Global) -> anyhow::Result<()> {
-    let [block_size] = args.block_size.as_slice() else { bail!("--share takes one block size") };
+    let [block_size] = args.block_size.as_slice() else { bail!("with --share, pass only one block size") };
     let sizes = SHARES.map(CacheSize::Share);
     let comparison = Comparison {
         policy: PolicyKind::from_name("lru").context("there is LRU")?,

@@ -42,7 +42,7 @@ pub(crate) struct ScaleArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,8,16,32,64",
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     hosts: Vec<u32>,
-    /// Number of disks per host in the mean
+    /// Mean number of disks per host
     #[arg(long, value_name = "N", default_value_t = 156, value_parser = clap::value_parser!(u32).range(1..=4096))]
     disks_per_host: u32,
     /// Seconds of virtual time to measure, after 30 seconds of warm-up
@@ -167,13 +167,13 @@ fn draw(report: &Report) -> String {
     let mut chart = CurveChart::new(
         "Deviation of disks from their entitlement, by number of hosts that share a datastore",
         Axis::new("hosts", Unit::Count).log(),
-        Axis::new("95 % of the disks are nearer than", Unit::Percent).log(),
+        Axis::new("deviation of 95 % of the disks, at most", Unit::Percent).log(),
     )
     .subtitle(format!("{} s of virtual time; reports every {} ms", report.seconds, report.every_ms));
     for (name, words) in [
         ("unthrottled", "unthrottled"),
-        ("latency", "each by its latency"),
-        ("reports", "hosts of a cluster"),
+        ("latency", "throttled by own latency"),
+        ("reports", "throttled by reports"),
     ] {
         let rows = report.rows.iter().filter(|row| row.hosts_know == name);
         let points = rows.map(|row| (f64::from(row.hosts), row.error_p95)).collect();

@@ -253,7 +253,7 @@ pub(super) fn simulate(comparison: &Comparison<'_>, stop: &AtomicBool) -> anyhow
         "a segment is a whole number of blocks, not {segment_bytes} bytes"
     );
     let threads = comparison.threads.unwrap_or_else(processors);
-    ensure!(threads > 0, "--threads 0 simulates nothing");
+    ensure!(threads > 0, "--threads 0 is not possible; pass at least 1");
     let (host, mut notes) = host(comparison, stop)?;
     let footprint_bytes = host.footprint(block_bytes);
     let pools = pools(comparison, footprint_bytes, host.disks(), &mut notes)?;
@@ -336,7 +336,7 @@ fn host(comparison: &Comparison<'_>, stop: &AtomicBool) -> anyhow::Result<(Host,
             Ok(())
         })?;
         let trace = source.trace.display();
-        ensure!(!disks.is_empty(), "there is no request in {trace}");
+        ensure!(!disks.is_empty(), "{trace} has no requests");
         let duration = comparison.duration.map(|seconds| seconds.saturating_mul(SECOND_NS));
         for (number, records) in &disks {
             let disk = reader.disks().get(usize::from(*number)).cloned();

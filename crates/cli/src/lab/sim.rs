@@ -114,10 +114,10 @@ fn divide(args: &Sim, global: &Global) -> anyhow::Result<()> {
     let ([policy], [admission], [block_size]) =
         (args.policy.as_slice(), args.admission.as_slice(), args.block_size.as_slice())
     else {
-        bail!("--share takes one policy, one admission and one block size");
+        bail!("with --share, pass only one policy, one admission and one block size");
     };
     ensure!(args.fill == [Fill::Sectors], "--share simulates only --fill sectors");
-    ensure!(args.flash_writes == [FlashWritesChange::Off], "--share simulates no flash write budget");
+    ensure!(args.flash_writes == [FlashWritesChange::Off], "--share does not simulate --flash-writes");
     let comparison = Comparison {
         policy: one_policy(policy)?,
         admission: *admission,
@@ -141,7 +141,7 @@ pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
     let mut blocks = args.source.open_blocks()?;
     let bar = bar(counted.map(|(_, requests)| requests))?;
     let threads = args.threads.unwrap_or_else(processors);
-    ensure!(threads > 0, "--threads 0 simulates nothing");
+    ensure!(threads > 0, "--threads 0 is not possible; pass at least 1");
     let began = std::time::Instant::now();
     let mut requests = 0;
     let simulated = grid(&mut blocks, &points, threads, |count| {
@@ -152,7 +152,7 @@ pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
     let seconds = began.elapsed().as_secs_f64();
     bar.finish_and_clear();
     ensure!(!stop.load(Ordering::Relaxed), "interrupted after {requests} requests");
-    ensure!(requests > 0, "there is no request in {}", args.source.trace.display());
+    ensure!(requests > 0, "{} has no requests", args.source.trace.display());
     let mut notes = blocks.reader().map(remarks).unwrap_or_default();
     notes.extend(few_blocks(&points));
 
@@ -342,7 +342,7 @@ fn count(args: &Sim, stop: &std::sync::atomic::AtomicBool) -> anyhow::Result<(u6
         ensure!(!stop.load(Ordering::Relaxed), "interrupted after {requests} requests");
     }
     bar.finish_and_clear();
-    ensure!(requests > 0, "there is no request in {}", args.source.trace.display());
+    ensure!(requests > 0, "{} has no requests", args.source.trace.display());
     Ok((profiler.finish().footprint.bytes, requests))
 }
 

@@ -51,12 +51,9 @@ impl Etcd {
         deletes: &[&str],
         wait_max: Duration,
     ) -> Result<EtcdWatch<'_>, EtcdError> {
-        let by = self.at.load(std::sync::atomic::Ordering::Relaxed) % self.endpoints.len();
+        let by = self.current();
         let starting = self.start_watch(by, puts_and_deletes, deletes);
-        let watch = match tokio::time::timeout(wait_max, starting).await {
-            Ok(watch) => watch,
-            Err(_) => Err(self.nonsense(by, format!("no answer within {} ms", wait_max.as_millis()))),
-        };
+        let watch = self.in_time(by, starting, wait_max).await;
         if watch.is_err() {
             self.next(by);
         }

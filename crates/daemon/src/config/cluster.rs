@@ -3,11 +3,12 @@
 
 use std::path::PathBuf;
 
-use hob_control::check_name;
 use hob_control::etcd::EtcdEndpoint;
+use hob_control::{ClientTls, check_name};
 use serde::Deserialize;
 
 use super::check::Findings;
+use crate::tls::{TlsError, client_tls};
 
 /// Without this table, this host is not in a cluster.
 #[derive(Clone, Debug, Deserialize)]
@@ -55,6 +56,12 @@ const PREFIX_CHARS_MAX: usize = 200;
 impl ClusterConfig {
     pub(crate) fn endpoints(&self) -> Result<Vec<EtcdEndpoint>, String> {
         self.etcd.iter().map(|text| text.parse().map_err(|why| format!("cluster.etcd: {why}"))).collect()
+    }
+
+    /// Reads the TLS files for etcd; `None` without `ca`.
+    pub(crate) fn tls(&self) -> Result<Option<ClientTls>, TlsError> {
+        let own = self.cert.as_deref().zip(self.key.as_deref());
+        self.ca.as_deref().map(|ca| client_tls(ca, own)).transpose()
     }
 
     /// Checks the settings without reading files.

@@ -10,7 +10,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use super::{Config, default_state_dir};
+use super::{Config, default_state_dir, file};
 use crate::state::create_private;
 
 /// Name of the copy in the state directory.
@@ -37,8 +37,7 @@ impl Config {
     /// Loads the saved copy, after the file at `path` was refused because of `why`. The state and
     /// the files that the copy names are not checked, because they were valid when it was saved.
     pub(crate) fn load_accepted(path: &Path, why: &str) -> Option<Config> {
-        let directory =
-            fs::read_to_string(path).map_or_else(|_| default_state_dir(), |text| state_dir(&text));
+        let directory = file::read(path).map_or_else(|_| default_state_dir(), |text| state_dir(&text));
         let text = fs::read_to_string(directory.join(NAME)).ok()?;
         text.strip_prefix(&head(path))?;
         let config = Config::read(&text, false).ok()?;

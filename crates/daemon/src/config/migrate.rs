@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use hob_control::ClientTls;
 use serde::Deserialize;
 
 use super::ControlConfig;
 use super::check::Findings;
+use crate::tls::{TlsError, client_tls, secret};
 
 /// Credentials of this host as a client of other daemons. Defaults are those of `[control.tls]`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -28,6 +30,14 @@ pub(crate) struct MigrationTls {
     pub(crate) ca: PathBuf,
 }
 
+impl MigrationTls {
+    /// Reads the files.
+    pub(crate) fn load(&self) -> Result<ClientTls, TlsError> {
+        secret(&self.key)?;
+        client_tls(&self.ca, Some((&self.cert, &self.key)))
+    }
+}
+
 impl MigrateConfig {
     /// Returns the certificates to use, if all parts are configured.
     pub(crate) fn tls(&self, control: &ControlConfig) -> Option<MigrationTls> {
@@ -38,6 +48,11 @@ impl MigrateConfig {
         };
         let ca = self.ca.clone().or_else(|| files.and_then(|files| files.client_ca.clone()))?;
         Some(MigrationTls { cert, key, ca })
+    }
+
+    /// Returns true if the table sets a file.
+    pub(crate) fn names_files(&self) -> bool {
+        self.cert.is_some() || self.key.is_some() || self.ca.is_some()
     }
 
     /// Checks the settings without reading files.

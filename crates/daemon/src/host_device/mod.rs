@@ -51,7 +51,7 @@ pub(crate) enum DeviceError {
     #[error("hob needs the capability CAP_SYS_ADMIN for block devices: run hob as root")]
     NotPermitted,
     /// Programs use the device, or another daemon serves it.
-    #[error("{} is in use: {what}", path.display())]
+    #[error("{path} is in use: {what}")]
     InUse {
         /// The device or link.
         path: PathBuf,

@@ -29,7 +29,7 @@ use crate::background::spawn;
 use crate::config::ControlConfig;
 use crate::half_open::{Establish, Eviction, HalfOpenConnections, HalfOpenGuard};
 use crate::listening_sockets::{self, ListeningSockets};
-use crate::socket_access::number_in;
+use crate::socket_access::{create_parent, number_in};
 use crate::tls::{PeerCertificate, Tls, WithoutCertificate};
 use crate::watchdog::contained_task;
 
@@ -61,7 +61,7 @@ pub(crate) enum ListenError {
     #[error("another process listens on {0}; stop that daemon or choose another socket")]
     InUse(Endpoint),
     /// The path is a file that is not a socket. hob does not replace the file.
-    #[error("{} exists and is not a socket; remove it or choose another path", .0.display())]
+    #[error("{0} exists and is not a socket; remove it or choose another path")]
     NotASocket(PathBuf),
     /// The system call failed.
     #[error("cannot listen on {endpoint}: {source}")]
@@ -159,12 +159,9 @@ impl ControlListener {
 
     /// Returns the address for clients, with the actual port if port 0 was requested.
     pub(crate) fn endpoint(&self) -> Endpoint {
-        match (&self.socket, &self.endpoint) {
-            (Socket::Tcp { socket, .. }, Endpoint::Tcp { host, .. }) => match socket.local_addr() {
-                Ok(address) => Endpoint::Tcp { host: host.clone(), port: address.port() },
-                Err(_) => self.endpoint.clone(),
-            },
-            _ => self.endpoint.clone(),
+        match &self.socket {
+            Socket::Tcp { socket, .. } => listening_sockets::for_clients(&self.endpoint, socket.local_addr()),
+            Socket::Unix(_) => self.endpoint.clone(),
         }
     }
 
@@ -361,9 +358,7 @@ fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
 /// Binds a Unix socket whose file has the right permissions from the start. The socket is bound
 /// under a temporary name. Its file is renamed after its permissions are set.
 fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
-    if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-        std::fs::create_dir_all(directory)?;
-    }
+    create_parent(path)?;
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}", std::process::id()));
     let temporary = PathBuf::from(temporary);

@@ -17,7 +17,7 @@ use hob_engine::units::DeviceId;
 use hob_storage::pool::recovery::Recovery;
 use hob_storage::pool::{
     Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, SwapArea, check_all_answer,
-    check_answers,
+    check_answers, check_returned, is_disconnected,
 };
 
 use crate::api_error::{ApiError, Result, conflict, failed};
@@ -190,6 +190,52 @@ impl Flash {
                 *pool = Some(made);
                 Ok(id)
             }
+        })
+        .await
+    }
+
+    /// Returns true if the descriptors of a device, which answers at its path, do not work any more.
+    pub(super) async fn is_disconnected(&self, id: DeviceId, path: PathBuf) -> bool {
+        let Ok(file) = self.file(id).await else { return false };
+        let Some(local) = file.here() else { return false };
+        blocking(move || is_disconnected(&path, local.file, answer_max())).await.unwrap_or_default()
+    }
+
+    /// Closes a device that has failed, and keeps its content. Refuses if segments other than
+    /// `lost` are in use.
+    pub(super) async fn close_failed(&self, id: DeviceId, lost: Vec<Segment>) -> Result<()> {
+        let closed = self.with(move |place| {
+            let Some(pool) = place.as_mut().filter(|pool| has(pool, id)) else { return Ok(()) };
+            pool.close_failed(id, &lost).map_err(refuse)?;
+            if pool.devices().is_empty() {
+                *place = None;
+            }
+            Ok(())
+        });
+        closed.await.map(drop)
+    }
+
+    /// Formats a device of this pool that failed and has returned, and adds it again. `uuid` is the
+    /// device's former UUID. `device_ids` is the number of device ids that the pool has given out.
+    pub(super) async fn add_returned(
+        &self,
+        path: PathBuf,
+        uuid: String,
+        device_ids: u16,
+    ) -> Result<(DeviceId, Vec<DeviceInfo>)> {
+        self.with(move |place| {
+            let id = match place {
+                Some(pool) => pool.add_returned(&path, &uuid).map_err(refuse)?,
+                None => {
+                    let pool = Pool::of_returned(&path, &uuid, device_ids).map_err(refuse)?;
+                    let id = pool.devices()[0].id;
+                    *place = Some(pool);
+                    id
+                }
+            };
+            // Allocation stays off, as in `add_device`.
+            place.iter_mut().for_each(|pool| set(pool, id, Admission::Out));
+            Ok(id)
         })
         .await
     }
@@ -528,6 +574,11 @@ async fn blocking_boxed<T: Send + 'static>(work: Box<dyn FnOnce() -> T + Send>) 
 pub(super) async fn check_devices_answer(paths: Vec<PathBuf>) -> Result<()> {
     let answers = blocking(move || check_all_answer(&paths, answer_max())).await?;
     answers.into_iter().collect::<Result<(), String>>().map_err(ApiError::failed)
+}
+
+/// Returns an error if the device with this UUID, which failed, has not returned to `path`.
+pub(super) async fn check_device_returned(path: PathBuf, uuid: String) -> Result<()> {
+    blocking(move || check_returned(&path, &uuid, answer_max())).await?.map_err(ApiError::failed)
 }
 
 /// Returns true if all paths are devices of hob pools that can be opened.

@@ -9,7 +9,6 @@ use hob_control::{ClientTls, Endpoint};
 use crate::api_error::{ApiError, Result, invalid};
 use crate::cluster::{Cluster, host_name};
 use crate::config::MigrationTls;
-use crate::tls::{TlsError, check_file, secret};
 
 /// TLS files for connections to other hosts, and the directory for the local sockets of these
 /// connections.
@@ -74,11 +73,7 @@ impl PeerAccess {
                 "set cert, key and ca in [migrate] of hob.toml, or cert, key and client_ca in [control.tls]",
             )
         })?;
-        let failed = |error: TlsError| ApiError::failed(error.to_string());
-        check_file(&tls.ca).and_then(|()| check_file(&tls.cert)).map_err(failed)?;
-        secret(&tls.key).map_err(failed)?;
-        let tls = ClientTls::load(&tls.ca, Some((&tls.cert, &tls.key)))
-            .map_err(|error| ApiError::failed(error.to_string()))?;
+        let tls = tls.load().map_err(|error| ApiError::failed(error.to_string()))?;
         Ok((host, port, tls))
     }
 }

@@ -11,6 +11,7 @@ mod config_keys;
 mod config_problems;
 mod devices;
 mod failing;
+mod fenced_devices;
 mod flash_writes;
 mod foreign_writer;
 mod full_pool;

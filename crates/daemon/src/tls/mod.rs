@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use hob_control::pem::{self, PemError};
+use hob_control::{ClientTls, ClientTlsError};
 use hob_storage::backing::{OpenError, check_regular_file};
 use rustls::RootCertStore;
 use rustls::ServerConfig;
@@ -69,10 +70,10 @@ pub(crate) enum TlsError {
     #[error(transparent)]
     NotRegular(OpenError),
     /// Every user can read a secret file.
-    #[error("every user can read {}; chmod it to 0600, or 0640 for a group", .0.display())]
+    #[error("every user can read {0}; chmod it to 0600, or 0640 for a group")]
     Exposed(PathBuf),
     /// The content of the files is unusable.
-    #[error("cannot use {} with {}: {source}", cert.display(), key.display())]
+    #[error("cannot use {cert} with {key}: {source}")]
     Unusable {
         /// The certificate's file.
         cert: PathBuf,
@@ -80,8 +81,11 @@ pub(crate) enum TlsError {
         key: PathBuf,
         source: rustls::Error,
     },
+    /// The files of a client are unreadable or unusable.
+    #[error(transparent)]
+    Client(#[from] ClientTlsError),
     /// The certificate authorities are unusable.
-    #[error("cannot use the CA certificates in {}: {why}", path.display())]
+    #[error("cannot use the CA certificates in {path}: {why}")]
     Authorities {
         /// The file with the certificate authorities.
         path: PathBuf,
@@ -233,6 +237,17 @@ pub(crate) fn secret(path: &Path) -> Result<Vec<u8>, TlsError> {
         return Err(TlsError::Exposed(path.to_owned()));
     }
     Ok(pem::read(path)?)
+}
+
+/// Reads the TLS files of this host as a client: the trusted CA certificates, and this host's
+/// certificate with its key.
+pub(crate) fn client_tls(ca: &Path, own: Option<(&Path, &Path)>) -> Result<ClientTls, TlsError> {
+    check_file(ca)?;
+    if let Some((cert, key)) = own {
+        check_file(cert)?;
+        check_file(key)?;
+    }
+    Ok(ClientTls::load(ca, own)?)
 }
 
 /// Checks that a file with certificates, a key or a token is a regular file: reading a FIFO would

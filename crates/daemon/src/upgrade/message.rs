@@ -56,6 +56,11 @@ pub(super) fn sign() -> OsString {
     std::process::id().to_string().into()
 }
 
+/// Returns true if the previous program has left a message for this process.
+pub(super) fn is_announced() -> bool {
+    std::env::var_os(VARIABLE) == Some(sign())
+}
+
 /// Writes a record and its descriptors into a message. Returns the next program's standard input.
 pub(super) fn pack(record: &Record, fds: &[OwnedFd]) -> Result<OwnedFd, MessageError> {
     assert_eq!(record.table.descriptors(), fds.len(), "the table says what the descriptors are");
@@ -79,7 +84,7 @@ pub(super) fn pack(record: &Record, fds: &[OwnedFd]) -> Result<OwnedFd, MessageE
 /// Reads the message of the previous program, if there is one. Later calls return `None`.
 pub(super) fn take() -> Result<Option<(Record, Vec<OwnedFd>)>, MessageError> {
     static IS_TAKEN: AtomicBool = AtomicBool::new(false);
-    if IS_TAKEN.swap(true, Ordering::Relaxed) || std::env::var_os(VARIABLE) != Some(sign()) {
+    if IS_TAKEN.swap(true, Ordering::Relaxed) || !is_announced() {
         return Ok(None);
     }
     let message = rustix::stdio::stdin().try_clone_to_owned()?;

@@ -40,7 +40,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::descriptors;
-use super::listening_sockets::ListeningSockets;
+use super::listening_sockets::{self, ListeningSockets};
 use super::services::{InheritedFile, Services};
 use super::shard_api::{AtRest, FileRights, ShardHandle};
 pub(crate) use inherited::{InheritedState, WaitingClients};
@@ -81,12 +81,20 @@ pub fn can_take_over() -> String {
     format!("{CAN_TAKE_OVER}{}", record::VERSION)
 }
 
+/// Returns true if this program takes over from an earlier program, which has run this program's
+/// check.
+pub(super) fn is_takeover() -> bool {
+    message::is_announced()
+}
+
 /// Checks that the program at this path can start, and can take over from this program.
-pub(super) async fn check(program: PathBuf) -> Result<(), String> {
+/// `listening` has the sockets that the program takes over.
+pub(super) async fn check(program: PathBuf, listening: &ListeningSockets) -> Result<(), String> {
     let named = program.display().to_string();
+    let sockets = listening.names();
     let (answer, asked) = oneshot::channel();
     tokio::task::spawn_blocking(move || {
-        let asked = ask(&program, || answer.is_closed());
+        let asked = ask(&program, &sockets, || answer.is_closed());
         // The caller may have stopped waiting.
         let _ = answer.send(asked);
     });
@@ -111,11 +119,13 @@ struct Asked {
     said: String,
 }
 
-/// Runs the program's check. Ends it early when `is_cancelled` returns true.
-fn ask(program: &PathBuf, is_cancelled: impl Fn() -> bool) -> io::Result<Asked> {
+/// Runs the program's check, with the names of this program's listening sockets. Ends the check
+/// early when `is_cancelled` returns true.
+fn ask(program: &PathBuf, sockets: &str, is_cancelled: impl Fn() -> bool) -> io::Result<Asked> {
     let mut words = File::from(memfd_create("hob-check", MemfdFlags::CLOEXEC)?);
     let mut command = Command::new(program);
     command.args(arguments()).arg(CHECK).env_remove(message::VARIABLE).env_remove("NOTIFY_SOCKET");
+    command.env(listening_sockets::VARIABLE, sockets);
     let mut child =
         command.stdin(Stdio::null()).stdout(words.try_clone()?).stderr(words.try_clone()?).spawn()?;
     let end = Instant::now() + CHECK_MAX;

@@ -189,8 +189,9 @@ impl Directory {
     }
 
     /// Ensures that the block of an extra `span` has a frame. `found` is the cache sector of the
-    /// span if the block has a frame already. Evicts another extra block if extra blocks already
-    /// have their full share of the frames.
+    /// span if the block has a frame already. If no frame is free, another block is evicted. This
+    /// is another extra block if extra blocks have their full share of the frames, or if admission
+    /// accepts blocks only while frames are free. Otherwise the policy chooses the block.
     pub(crate) fn place_extra(
         &mut self,
         span: Span,

@@ -31,8 +31,8 @@ impl CacheBudget {
         self.counts.written += bytes;
     }
 
-    /// Counts the copies of clean data of one request. `dropped` is the number of sectors that were
-    /// counted against the budget but are not written.
+    /// Adds the counts of one request: its copies of clean data, those of them on loan, and the
+    /// refused copies. `dropped` is the number of sectors in `charged.clean` that are not written.
     pub(super) fn add(&mut self, charged: Counts, dropped: u64) {
         let clean = charged.clean.saturating_sub(dropped * SECTOR_BYTES);
         self.counts.clean += clean;

@@ -441,8 +441,8 @@ impl super::Disk {
             || self.is_ordered() && self.has_many_parts()
     }
 
-    /// Returns the number of destaged sectors after which the backing is flushed. During a flush of
-    /// the backing, at most this number of sectors is destaged.
+    /// Returns the number of destaged and unflushed sectors at which the backing is flushed. If a
+    /// flush of the backing is running at this number, destaging waits for the end of the flush.
     fn unflushed_max(&self) -> u64 {
         self.cache.as_ref().map_or(1, |cache| (cache.sectors() / 16).clamp(1, UNFLUSHED_MAX))
     }

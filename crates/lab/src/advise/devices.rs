@@ -98,7 +98,9 @@ impl FromStr for Backing {
             "nfs" => Ok(Backing::Nfs),
             "cloud-general" => Ok(Backing::CloudGeneral),
             "cloud-provisioned" => Ok(Backing::CloudProvisioned),
-            _ => fixed(text).ok_or_else(|| format!("a backing is {}", Backing::FORMS)),
+            _ => fixed(text).ok_or_else(|| {
+                format!("there is no model of a backing '{text}'; there are {}", Backing::FORMS)
+            }),
         }
     }
 }
@@ -207,7 +209,7 @@ impl FromStr for Endurance {
         };
         (number("DWPD").map(Endurance::DriveWritesPerDay))
             .or_else(|| number("TBW").map(Endurance::TerabytesWritten))
-            .ok_or_else(|| format!("'{text}' is no endurance; write it like 1DWPD or 600TBW"))
+            .ok_or_else(|| format!("'{text}' is not a rating of endurance; write it like 1DWPD or 600TBW"))
     }
 }
 

@@ -560,7 +560,7 @@ fn push_why(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
         && knee.cache_bytes * 10 < cache.cache_bytes * 9
     {
         advice.why.push(format!(
-            "The knee is at {} ({}): the choice when flash is scarce.",
+            "The knee of the curve is at {} ({}): the choice when flash is scarce.",
             bytes(knee.cache_bytes),
             percent(knee.read_hit_ratio),
         ));

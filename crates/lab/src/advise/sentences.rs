@@ -177,7 +177,7 @@ fn push_size(advice: &mut Advice, cache: &Trial) {
         && knee.cache_bytes * 10 < cache.setting.cache_bytes * 9
     {
         advice.why.push(format!(
-            "The knee is at {} ({} by LRU): the choice when flash is scarce.",
+            "The knee of the curve is at {} ({} by LRU): the choice when flash is scarce.",
             bytes(knee.cache_bytes),
             percent(knee.read_hit_ratio),
         ));

@@ -30,9 +30,11 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     source: "performance pages of the services, and a measurement of Ceph",
     published: "Ceph on SATA SSDs: a read in 0.57 ms, a write in 1 ms. Amazon EFS (NFS): 0.25 ms and 2.7 ms. Amazon EBS gp3: \
                 3000 I/Os and 125 MiB a second, below 10 ms. Amazon EBS io2 Block Express: below 0.5 ms.",
-    method: "Stands in for the original loads, of which none is published: the generator contenders, one disk of 2 GB \
-             with 4 clients, 70 % reads of 8 KB, skew 0.6, without a cache and with one of 512 MB, write-through, on a \
-             current NVMe SSD. The general volume has 64 clients, which ask for more than its 3000 I/Os a second.",
+    method: "The generator contenders replaces the original loads, none of which is published. \
+             It has one disk of 2 GB with 4 clients, 70 % reads of 8 KB, and a skew of 0.6. The \
+             runs have no cache, or a write-through cache of 512 MB on a current NVMe SSD. The \
+             general volume has 64 clients, which request more than its limit of 3000 I/Os a \
+             second.",
     fitted: &[],
     work: Work::Play { cases, judge },
 };

@@ -34,9 +34,9 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     source: "the vSphere Flash Read Cache study",
     published: "The trace of the hardware-monitoring server on a cache of 4 GB: 321 µs with blocks of 4 KB, then \
                 slower with each larger block, up to 1185 µs with 512 KB; 1269 µs without a cache.",
-    method: "Stands in for the original trace: the generator hm, whose hot spots are fitted to this curve. The \
-             backing answers in the published 1.269 ms, whatever is asked; the flash is a model of a SATA SSD with \
-             the rating the source quotes.",
+    method: "The generator hm replaces the original trace. Its hot spots are fitted to this \
+             curve. The model of the backing answers every request after the published 1.269 ms. \
+             The flash is a model of a SATA SSD with the rating that the source states.",
     fitted: &[fitted(
         "spots, theta, disk, warmup-per-spot",
         "the mean latencies with 4, 8 and 512 KB blocks",

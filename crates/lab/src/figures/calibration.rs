@@ -22,8 +22,10 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     source: "the vSphere Flash Read Cache study",
     published: "A disk of 200 GB on RAID 5 of four 7.2K disks, a cache of 50 GB with 8 KB blocks: 576–608 reads a \
                 second without the cache; with it 268 in the first pass, then rising, at 29 % read hits.",
-    method: "Stands in for the original tool: the generator calibration with the published characteristics, on models \
-             of that array and of a SATA SSD with the rating the source quotes; which flash it had here is not known.",
+    method: "The generator calibration, with the published characteristics, replaces the \
+             original tool. It runs on models of the source's array and of a SATA SSD with the \
+             rating that the source states. The source does not say which flash device it used \
+             for this result.",
     fitted: &[
         fitted("queue gain of the disk model", "576–608 reads a second"),
         fitted("files", "29 % hits"),
@@ -33,9 +35,10 @@ pub(super) const INFO: FigureInfo = FigureInfo {
 };
 
 /// Reason why the first pass is faster in hob than in the publication.
-const COLD_REASON: &str = "The source lost half its reads a second while its cache was empty. hob does not: the disks do \
-    as many reads a second in the first pass as without a cache, because hob answers a miss as soon as the disks have, \
-    and copies the data to flash after the answer. Reads beyond those of the disks are hits.";
+const COLD_REASON: &str = "The source did only half as many reads a second while its cache was \
+    empty. With hob, the disks do as many reads a second in the first pass as without a cache. \
+    hob answers a miss as soon as the disks have answered, and copies the data to flash \
+    afterwards. The other reads of the pass are hits.";
 
 fn cases(size: Size) -> Vec<Case> {
     let scale = match size {

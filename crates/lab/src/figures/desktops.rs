@@ -19,14 +19,16 @@ pub(super) const INFO: FigureInfo = FigureInfo {
                 59.7 %. Desktops are \
                 comfortable up to a mean of 10 ms and peaks of 20 ms. The array has 12 GB of DRAM, which the flash relieves \
                 from 100 desktops to 200.",
-    method: "Stands in for the original desktops: the generator vdi, whose boot storm is the published peak. The data is \
-             400 GB, which is chosen: the source's was much larger than its cache. The common image lies elsewhere, so all \
-             requests are to the desktops' own data, with the published mix in all phases. One day is played \
-             before the one that is measured, for the source's cache was warm. The preset fast-cache, 100 GB usable on a \
-             mirrored pair of SATA SSDs; all desktops lie on one disk, as the array sees them; the array has a write \
-             cache of 512 MB, as such arrays do. \
-             Above the flash, 12 GB of DRAM cache reads. 100 desktops have half the data. One more run has less skew, so \
-             that the disks are as busy as in the source.",
+    method: "The generator vdi replaces the original desktops. Its boot storm has the published \
+             peak. The data of 400 GB is chosen; the source only says that the data was much \
+             larger than the cache. The common image is on other storage, so all requests are to \
+             the desktops' own data, with the published mix in all phases. Because the source's \
+             cache was warm, one day is played before the measured one. The preset fast-cache \
+             has 100 GB on a mirrored pair of SATA SSDs. All desktops are on one disk, because \
+             the array does not distinguish them. The array has a write cache of 512 MB, as is \
+             usual for such arrays. Above the flash, 12 GB of DRAM cache reads. The run with 100 \
+             desktops has half the data. One more run has less skew, so that its disks are as \
+             busy as the source's.",
     fitted: &[
         fitted("boot-iops", "the peak of 3848 I/Os a second"),
         fitted("theta", "hits near 100 %"),
@@ -51,9 +53,10 @@ const BUSY_THETA: &str = "theta=1.27";
 fn utilisation_reason(share: f64, utilisation: f64) -> String {
     let [share, utilisation] = [share, utilisation].map(|value| Unit::Percent.text(value));
     format!(
-        "The disks are busy with the requests that miss flash. If the load has less skew, so that DRAM and flash serve \
-         only {share} of the requests, the utilisation is {utilisation}, within a fifth of the published one. The source \
-         gives its hits as near 100 %, so its disks also did work that it does not describe and that is not modelled here."
+        "The disks serve only the requests that miss flash. With less skew, DRAM and flash serve \
+         only {share} of the requests, and the utilisation is {utilisation}, within a fifth of \
+         the published one. The source states hits near 100 %. So its disks also had work that \
+         it does not describe, and that is not modelled here."
     )
 }
 

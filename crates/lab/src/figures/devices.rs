@@ -26,9 +26,10 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     published: "A PCIe card reads 750 000 times a second at a queue depth of 256, a SATA SSD 39 500 times at 32. Of today: a \
                 Kingston DC600M (SATA) 94 000 times, a Samsung PM9A3 (NVMe, PCIe 4) 900 000 times, a Micron 9550 MAX \
                 (NVMe, PCIe 5) 3.3 million times.",
-    method: "Stands in for the original load: the generator contenders, one disk whose data is all cached with blocks of 4 \
-             KB, random reads of 4 KB at the rated queue depth. The device models meet the ratings by their \
-             construction. That hits reach them is the check: the engine adds no I/O and no wait. Processors are not \
+    method: "The generator contenders replaces the original load. It has one disk, whose data is \
+             all cached with blocks of 4 KB, and reads 4 KB at random at the rated queue depth. \
+             The device models reach the ratings by construction. The check is that hits reach \
+             them too, because the engine adds no I/O and no waiting time. Processors are not \
              modelled.",
     fitted: &[],
     work: Work::Play { cases, judge },

@@ -33,8 +33,9 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     source: "the vSphere Flash Read Cache study",
     published: "A database of 15 GB on RAID 5 of five 15K disks, a cache of 8 GB with 8 KB blocks on a SATA SSD: 61.7 \
                 transactions a minute become 112.9, 20.389 s become 10.859 s, at 89 % hits.",
-    method: "Stands in for the original benchmark: the generator dss with the published characteristics, on models of \
-             that array and of an SSD with the rating the source quotes.",
+    method: "The generator dss, with the published characteristics, replaces the original \
+             benchmark. It runs on models of the source's array and of an SSD with the rating \
+             that the source states.",
     fitted: FITTED,
     work: Work::Play { cases, judge },
 };

@@ -16,9 +16,11 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     source: "the vSphere Flash Read Cache study",
     published: "A database of 15 GB, random over all of it, 60 % reads, RAID 5 of ten 10K disks, a PCIe card: 8802 \
                 orders a minute, 8937 with a cache of 10 GB, 12 319 with one of 15 GB.",
-    method: "Stands in for the original benchmark: the generator dvdstore with the published characteristics, on \
-             models of that array and of a card with the rating the source quotes. Cache blocks are 512 KB, which the \
-             source does not say: with blocks as small as the requests, 10 GB would gain far more than it published.",
+    method: "The generator dvdstore, with the published characteristics, replaces the original \
+             benchmark. It runs on models of the source's array and of a card with the rating \
+             that the source states. The cache blocks have 512 KB. The source does not state \
+             their size, but with blocks as small as the requests, a cache of 10 GB would gain \
+             far more than published.",
     fitted: &[
         fitted("clients, ios", "8802 orders a minute without a cache"),
         fitted("block", "8937 orders a minute with 10 GB"),

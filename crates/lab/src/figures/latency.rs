@@ -18,10 +18,11 @@ pub(super) const HM: FigureInfo = FigureInfo {
     source: "the vSphere Flash Read Cache study",
     published: "MSR Cambridge hm_1, some 600 000 requests, 95 % reads, mostly of 4 KB: a cache of 4 GB with 4 KB \
                 blocks takes the mean latency from 1.23 ms to 0.321 ms at 85 % hits.",
-    method: "Stands in for the original trace: the generator hm with the published characteristics. The backing \
-             answers in the published 1.23 ms, whatever is asked: without a cache the mean is set, not measured. The \
-             flash is a model of a SATA SSD with the rating the source quotes; which \
-             flash it had here is not known.",
+    method: "The generator hm, with the published characteristics, replaces the original trace. \
+             The model of the backing answers every request after the published 1.23 ms, so the \
+             mean without a cache is an input and not a measurement. The flash is a model of a \
+             SATA SSD with the rating that the source states. The source does not say which \
+             flash device it used for this result.",
     fitted: &[HM_FITTED],
     work: Work::Play { cases: |size| cases(&HM_SOURCE, size), judge: |runs| judge(&HM_SOURCE, runs) },
 };
@@ -32,10 +33,11 @@ pub(super) const PROXY: FigureInfo = FigureInfo {
     source: "the vSphere Flash Read Cache study",
     published: "MSR Cambridge prxy, about 5 million requests, 67 % reads, mostly of 4 KB: a cache of 16 GB with 4 KB \
                 blocks takes the mean latency from 1.357 ms to 0.612 ms at 83 % hits.",
-    method: "Stands in for the original trace: the generator proxy with the published characteristics. The backing \
-             answers in the published 1.357 ms, whatever is asked: without a cache the mean is set, not measured. \
-             The flash is a model of a SATA SSD with the rating the source quotes; which \
-             flash it had here is not known.",
+    method: "The generator proxy, with the published characteristics, replaces the original \
+             trace. The model of the backing answers every request after the published 1.357 ms, \
+             so the mean without a cache is an input and not a measurement. The flash is a model \
+             of a SATA SSD with the rating that the source states. The source does not say which \
+             flash device it used for this result.",
     fitted: &[fitted("spots, theta, disk, warmup-per-spot", "83 % hits")],
     work: Work::Play { cases: |size| cases(&PROXY_SOURCE, size), judge: |runs| judge(&PROXY_SOURCE, runs) },
 };

@@ -29,9 +29,12 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     source: "the comparison of vSAN and SmartX ZBS",
     published: "ZBS uses a two-level LRU: data enters as inactive, and only repeated access makes it active. Data that is \
                 accessed once does not displace active data, as it does with LRU.",
-    method: "Caches of 10 000 blocks with each policy. Reads of 20 000 blocks by Zipf's law with a skew of 0.8: alone; with \
-             as many reads of blocks that are never read again; and moved to other blocks halfway, to see that a policy \
-             adapts. A million reads; hits are those of popular blocks among the last fifth.",
+    method: "Caches of 10 000 blocks, one with each policy, serve a million reads of 20 000 \
+             popular blocks. The reads follow Zipf's law with a skew of 0.8. In the first load, \
+             there are no other reads. In the second, each read is followed by a read of a block \
+             that is never read again. In the third, the reads move to other blocks halfway, to \
+             show whether the policy adapts. The result is the share of hits among the last \
+             fifth of the reads of popular blocks.",
     fitted: &[],
     work: Work::Play { cases: |_| vec![], judge: |_| judge(READS / 2) },
 };

@@ -28,8 +28,9 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     title: "Memory of a cache's metadata by block size",
     source: "the vSphere Flash Read Cache study",
     published: "Over 2 % of the cache's size with blocks of 4 KB, less with each larger block, near 0 with 512 KB.",
-    method: "A cache of 1 GiB of each block size is set up as the daemon would; its index, policy, validity and \
-             checksums are counted, all of which it has from the start.",
+    method: "A cache of 1 GiB is set up with each block size, as the daemon does. The memory of \
+             its index, policy, validity and checksums is counted. A cache allocates all of this \
+             memory at its start.",
     fitted: &[],
     work: Work::Play { cases: |_| vec![], judge: |_| judge(1.0) },
 };
@@ -68,8 +69,9 @@ pub(super) fn judge(factor: f64) -> Result<Findings> {
     lines[first] = lines[first].clone().explained(
         is_per_block && shares[first].1 < PUBLISHED_4K,
         format!(
-            "hob keeps {per_block:.0} bytes for each block and 4 for each sector, from which the memory for every block \
-             size follows. The published share is more than 82 bytes for each block of 4 KB."
+            "hob uses {per_block:.0} bytes for each block and 4 for each sector. These two \
+             numbers give the memory for every block size. The published share is more than 82 \
+             bytes for each block of 4 KB."
         ),
     );
     lines.push(Line::new("memory of one block, without checksums", Unit::Bytes, per_block));

@@ -16,9 +16,9 @@ use super::{FigureInfo, Findings, HM_FITTED, Size, Work};
 use crate::picture::{Axis, Curve, CurveChart, Unit, curves};
 
 /// Reason why a larger cache does not take longer, as printed on the page.
-const DATA_REASON: &str = "hob copies the valid data and not the reserved size. Both caches hold the same data, which fits \
-    into 16 GB, and the copies are equally long. A copy of all blocks of the same caches, used or not, takes the published \
-    time.";
+const DATA_REASON: &str = "hob copies only the valid data, whatever the reserved size is. Both \
+    caches have the same data, which fits into 16 GB, so both copies take the same time. A copy \
+    of all blocks of the same caches takes the published time.";
 
 const GIB: f64 = 1_073_741_824.0;
 /// Maximum length of one pull, and number of pulls in flight, as in the daemon.
@@ -41,9 +41,10 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     source: "the vSphere Flash Read Cache study",
     published: "A live migration with the cache costs time and network in proportion to the whole reserved size, used or \
                 not.",
-    method: "Stands in for the original VM: the generator hm on caches of 2 to 32 GB, the larger ones with free space. Then \
-             the engine's list of valid data, hottest first, and its puller copy the cache: 8 pulls of at most 512 KB in \
-             flight, SATA SSDs on both hosts, a network of 10 Gbit/s.",
+    method: "The generator hm replaces the original VM. It runs on caches of 2 to 32 GB; the \
+             larger caches have free space. Then the engine's list of valid data, hottest first, \
+             and its puller copy the cache. There are 8 pulls of at most 512 KB in flight, SATA \
+             SSDs on both hosts, and a network of 10 Gbit/s.",
     fitted: &[HM_FITTED],
     work: Work::Play { cases, judge },
 };

@@ -16,9 +16,10 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     title: "A neighbour that only writes gains from the cache of a reader",
     source: "no study with a number; an effect that each cache on a shared array must have",
     published: "A write-heavy neighbour on the same array gains too, because the cache takes reads from the array.",
-    method: "Stands in for the original load: the generator contenders with two disks on RAID 5 of five 15K disks. 16 \
-             clients read 8 KB on one disk, 16 write 8 KB on the other, each with a pause of 20 ms. Only the reader has a \
-             cache, write-through, of all its data; the writer has none in either run.",
+    method: "The generator contenders replaces the original load. It has two disks on RAID 5 of \
+             five 15K disks. 16 clients read 8 KB on one disk, and 16 clients write 8 KB on the \
+             other, each with a pause of 20 ms. Only the disk with the readers has a cache, \
+             which is write-through and as large as the disk's data.",
     fitted: &[],
     work: Work::Play { cases, judge },
 };

@@ -28,9 +28,10 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     source: "the EMC FAST Cache study",
     published: "A page of 64 KB is promoted when it has been accessed three times; sequential streams thus never populate the \
                 cache.",
-    method: "The preset fast-cache. 2000 pages are read six times each, in another random order each time; the same of \
-             writes; then 125 MB of other pages are read from end to end six times. Each access is a whole page, for hob \
-             brings in what was asked for of a page and not the rest.",
+    method: "The preset fast-cache runs three loads. 2000 pages are read six times each, every \
+             time in another random order. 2000 pages are written in the same way. Then 125 MB \
+             of other pages are read from end to end six times. Each access is a whole page, \
+             because hob caches only the requested part of a page.",
     fitted: &[],
     work: Work::Play { cases: |_| vec![], judge: |_| judge(|_| {}) },
 };

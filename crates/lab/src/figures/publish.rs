@@ -65,13 +65,14 @@ fn page(report: &Report, options: &Options) -> Page {
     let mut page = Page::new("hob: published figures, measured again")
         .lead(verdict)
         .lead(
-            "What was published of other caches, beside what hob does with the same kind of load: its own engine in \
-             virtual time, on models of the sources' devices. Times are virtual and the same on every machine.",
+            "This page compares published results of other caches with results of hob under the same kind of load. \
+             hob's own engine runs in virtual time, on models of the sources' devices. So the results are the same on \
+             every host.",
         )
         .lead(
-            "The sources' traces and benchmarks are not at hand: generators with the published characteristics stand \
-             in for them. Each section names the inputs that were fitted to published results. A line that follows \
-             from an input is by construction, and does not count as a check.",
+            "The sources' traces and benchmarks are not available, so generators with the published characteristics \
+             replace them. Each section names the inputs that were fitted to published results. If the result of a \
+             line follows from an input, the line is called 'by construction' and is not a check.",
         )
         .card(
             Card::new("checks that hold", format!("{holds} of {checks}")).check(Check::of(fails == 0)),
@@ -83,7 +84,7 @@ fn page(report: &Report, options: &Options) -> Page {
                 .note(format!("{} requests", Unit::Count.text(report.requests as f64))),
         );
     if options.size == Size::Quick {
-        page = page.lead("Quick: the workloads are far too small for the checks to mean anything.");
+        page = page.lead("This is a quick run: its workloads are too small for meaningful checks.");
     }
     for figure in &report.figures {
         page = page.section(section(figure));
@@ -123,8 +124,8 @@ fn section(figure: &FigureReport) -> Section {
 /// Describes by how much a figure's workload was scaled down.
 fn scale(figure: &FigureReport) -> String {
     match figure.scale {
-        None => "Scale: none, everything is of full size.".to_owned(),
-        Some(1) => "Scale: 1. Footprint, cache and warm-up are of full size.".to_owned(),
+        None => "Scale: none. No size is scaled down.".to_owned(),
+        Some(1) => "Scale: 1. Footprint, cache and warm-up are not scaled down.".to_owned(),
         Some(scale) => format!(
             "Scale: 1/{scale}. Footprint, cache and warm-up are divided by {scale}, so the cache holds the same share \
              of the data; block and request sizes, rates and devices are not scaled."

@@ -14,9 +14,10 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     title: "Decision support by type of query",
     source: "the vSphere Flash Read Cache study",
     published: "Each type of query is faster with the cache.",
-    method: "Stands in for the original queries: the generator dss of the figure dss, with three types of query of the same \
-             length, which differ in their share of look-ups: 5, 25 and 45 %. The types are chosen; their mean is that \
-             of the figure dss. Arrays and devices as there.",
+    method: "The generator dss replaces the original queries, as in the figure dss. Here it has \
+             three types of query of the same length, which differ in their share of look-ups: \
+             5, 25 and 45 %. The types are chosen; their mean is that of the figure dss. Arrays \
+             and devices are those of the figure dss.",
     fitted: dss::FITTED,
     work: Work::Play { cases, judge },
 };

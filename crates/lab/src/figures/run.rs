@@ -115,7 +115,7 @@ pub fn run(
     let figures = chosen(names)?;
     // An unusable directory is reported now and not after minutes of work.
     std::fs::create_dir_all(&options.out)
-        .with_context(|| format!("cannot make the directory {}", options.out.display()))?;
+        .with_context(|| format!("cannot create the directory {}", options.out.display()))?;
     let began = Instant::now();
     let requests = Arc::new(AtomicU64::new(0));
     let cases: Vec<Vec<Case>> = figures.iter().map(|figure| cases_of(figure, options.size)).collect();

@@ -29,10 +29,11 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     published: "Shares low, normal and high are 500, 1000 and 2000, and divide the datastore under contention; a limit is \
                 an upper and a reservation a lower bound of I/Os a second. They are set once and apply automatically, on \
                 flash-backed datastores too. I/Os count in units of 32 KB.",
-    method: "Stands in for the original load: the generator contenders, three disks with 32 random readers of 8 KB each on \
-             RAID 5 of five 15K disks. The engine's scheduler and its throttle at a latency of 30 ms. With flash, each disk \
-             has a cache of half its data; hits take nothing from the datastore, so the limit and the reservation are compared \
-             with the reads of the datastore.",
+    method: "The generator contenders replaces the original load. It has three disks with 32 \
+             random readers of 8 KB each, on RAID 5 of five 15K disks. The engine's scheduler \
+             divides the I/O, and throttles at a latency of 30 ms. With flash, each disk has a \
+             cache of half its data. Hits use no I/O of the datastore, so the limit and the \
+             reservation are compared with the reads of the datastore.",
     fitted: &[],
     work: Work::Play { cases, judge },
 };

@@ -20,9 +20,10 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     title: "vSAN hybrid: the read cache and the write buffer",
     source: "the comparison of vSAN and SmartX ZBS",
     published: "Of 894 GB of flash in a group 620.6 GB cache reads and 268.3 GB buffer writes.",
-    method: "The preset vsan with the source's 894 GB. Stands in for the original load: the generator zipf, without skew, \
-             over 2 TB: one run only reads, one only writes. What flash holds at most is what reads, or writes, can have \
-             of it; dirty blocks and clean ones are counted every 500 requests.",
+    method: "The preset vsan has the source's 894 GB. The generator zipf, without skew and over \
+             2 TB, replaces the original load. One run only reads, and one only writes. Dirty \
+             and clean blocks on flash are counted every 500 requests. The highest count is what \
+             reads, or writes, can use of the flash.",
     fitted: &[],
     work: Work::Play { cases, judge },
 };

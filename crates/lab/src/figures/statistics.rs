@@ -18,8 +18,9 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     source: "the vSphere Flash Read Cache study",
     published: "A cache of 1 GB with 8 KB blocks has numBlocks = 131072. After a warm-up, numBlocksCurrentlyCached \
                 is equal to numBlocks in a small cache, and below it in a cache larger than the data.",
-    method: "At a quarter of its size the generator hm has a cache of just 1 GB, which is the example's. The statistics \
-             are read from the engine, as hob stats does. A second cache of 16 GB is larger than the data.",
+    method: "With a scale of 4, the generator hm has a cache of 1 GB, as in the published \
+             example. The statistics are read from the engine, as hob stats does. A second cache \
+             of 16 GB is larger than the data.",
     fitted: &[HM_FITTED],
     work: Work::Play { cases, judge },
 };

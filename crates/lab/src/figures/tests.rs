@@ -44,8 +44,8 @@ fn every_figure_runs_and_is_written() {
         let csv = fs::read_to_string(options.out.join(format!("{}.csv", figure.name))).unwrap();
         assert_eq!(csv.lines().count(), figure.lines.len() + 1);
         assert!(!csv.contains("NaN") && !csv.contains("inf"), "{csv}");
-        let stand_in = figure.scale.is_some() && figure.name != "statistics";
-        assert_eq!(figure.method.contains("Stands in for the original"), stand_in, "{}", figure.name);
+        let is_replaced = figure.scale.is_some() && figure.name != "statistics";
+        assert_eq!(figure.method.contains("replaces the original"), is_replaced, "{}", figure.name);
     }
     let mut left: Vec<String> = fs::read_dir(&options.out)
         .unwrap()

@@ -19,14 +19,16 @@ pub(super) const TILES: FigureInfo = FigureInfo {
     title: "FAST Cache: VMmark tiles before the quality of service fails",
     source: "the EMC FAST Cache study",
     published: "4 tiles instead of 2 on 20 disks, 4 instead of 0 on 11; the score rises by 26 % at one tile, 31 % at two.",
-    method: "Stands in for the original benchmark: the generator vmmark. Models the source's array: 10K disks in RAID 0, \
-             in LUNs of 8, 8 and 4 of 20 disks, or 4, 4 and 3 of 11. Tiles 1 and 3 lie on the first LUN, tiles 2 and 4 on \
-             the second. The third takes deployments, a copy of 10 MiB a second, whose rate is chosen. The array has a \
-             write cache of 512 MB, as such arrays do. The preset fast-cache has 92 GB, \
-             usable, on a mirrored pair of SATA SSDs, and is one cache for all LUNs. With it, the load is played once \
-             before it is measured. Without a cache on 20 disks, two and three tiles also run at other rates than the fitted one. \
-             A tile passes up to a mean of 30 ms, which is chosen: VMmark's own limits are those \
-             of its applications.",
+    method: "The generator vmmark replaces the original benchmark. The source's array is \
+             modelled: 10K disks in RAID 0, in LUNs of 8, 8 and 4 of 20 disks, or of 4, 4 and 3 \
+             of 11 disks. Tiles 1 and 3 are on the first LUN, and tiles 2 and 4 on the second. \
+             The third has the deployments: a copy of 10 MiB a second, whose rate is chosen. The \
+             array has a write cache of 512 MB, as is usual for such arrays. The preset \
+             fast-cache has 92 GB on a mirrored pair of SATA SSDs, as one cache for all LUNs. \
+             With the cache, the load is played once before the measurement. Without a cache on \
+             20 disks, two and three tiles also run at other rates than the fitted one. A tile \
+             passes with a mean latency of at most 30 ms. This limit is chosen, because VMmark's \
+             own limits are those of its applications.",
     fitted: &[fitted("tile-iops", "two tiles on 20 disks without a cache"), HOT],
     work: Work::Play { cases: tile_cases, judge: judge_tiles },
 };
@@ -38,12 +40,12 @@ pub(super) const SHARE: FigureInfo = FigureInfo {
     published: "At least 92 % by DRAM and flash (96.5 % on 11 disks, 92.1 % on 20) with 92 GB, 8 % of the data, under four \
                 tiles of 24 % reads and 76 % writes on 1.09 TB; nearly all with 366 GB. Reads are faster with more cache \
                 and with more disks, and the latency of writes hardly changes.",
-    method: "Stands in for the original benchmark: the generator vmmark, four tiles on the arrays of fast-cache-tiles, \
-             without deployments, \
-             played once before they are measured, except for one run with a cache that is empty at first; the preset \
-             fast-cache on a mirrored pair of SATA SSDs, below 12 GB of \
-             DRAM that caches reads, which is the size in the source's study of desktops. The 366 GB lie on one pair too; \
-             the source has eight devices for them.",
+    method: "The generator vmmark replaces the original benchmark, with four tiles on the arrays \
+             of the figure fast-cache-tiles and without deployments. The load is played once \
+             before the measurement, except in one run with a cache that is empty at first. The \
+             preset fast-cache is on a mirrored pair of SATA SSDs. Above it, 12 GB of DRAM cache \
+             reads, as in the source's study of desktops. The 366 GB are on one pair too; the \
+             source has eight devices for them.",
     fitted: &[HOT, fitted("tile-iops", "two tiles on 20 disks without a cache")],
     work: Work::Play { cases: share_cases, judge: judge_share },
 };

@@ -38,32 +38,37 @@ pub(super) const RANDOM: FigureInfo = FigureInfo {
     work: Work::Play { cases: random, judge: judge_random },
 };
 
-const METHOD: &str = "Stands in for the original load: fio-like writers that write every place once. One node in place of the \
-    source's three: the preset vsan on one disk group (894 GB of flash, two disks), the preset zbs on all of a node \
-    (1.5 TiB on two flash devices, four disks). vSAN has 300 GB of random writes, as in the source, and 500 GB of \
-    sequential ones, so that what follows its fall is seen. zbs writes 500 GB, and in a third run goes on until its one \
-    space is full. With random writes, it also runs with destaging from 90 % of its room on instead of 20 %. \
-    The source names the drives. The Intel D3-S4610 of 960 GB has 96 000 random reads and 51 000 random writes \
-    a second (Intel ARK, product 134917, as others cite it); 510 MB/s of writes are from a shop, 560 MB/s of reads assumed. No data sheet of the \
-    Toshiba SAS disk of 2.4 TB was found. A report on Toshiba gives 10 500 rpm for its series AL15SE, and a test the same \
-    for another SAS disk of 2.4 TB (Seagate Exos 10E2400). 260 MiB/s at the outer edge are assumed, and the seek times are \
-    those of the manual of another 10K disk (Seagate Savvio 10K.4). vSAN therefore also runs on disks that are 20 % slower \
-    and 20 % faster. \
-    The source gives no queue depth: 32 writes of 256 KB, or 128 of 4 KB, are under way. There is no network, and no \
-    copy on another node.";
+const METHOD: &str = "A load like that of fio replaces the original load. Its clients write \
+    every block of a range once. One node replaces the source's three. The preset vsan is on one \
+    disk group (894 GB of flash, two disks), and the preset zbs on a whole node (1.5 TiB on two \
+    flash devices, four disks). vSAN has 300 GB of random writes, as in the source, and 500 GB \
+    of sequential writes, to show its rate after the fall. ZBS writes 500 GB, and in a third run \
+    it writes until its flash is full. With random writes, ZBS also runs with destaging from 90 \
+    % of its flash on instead of 20 %. The source names the drives. The Intel D3-S4610 of 960 GB \
+    does 96 000 random reads and 51 000 random writes a second (Intel ARK, product 134917, as \
+    others cite it). Its 510 MB/s of writes are from a shop, and 560 MB/s of reads are assumed. \
+    No data sheet of the Toshiba SAS disk of 2.4 TB was found. A report on Toshiba gives 10 500 \
+    rpm for its series AL15SE, and a test the same for another SAS disk of 2.4 TB (Seagate Exos \
+    10E2400). 260 MiB/s at the outer edge are assumed, and the seek times are those of the \
+    manual of another 10K disk (Seagate Savvio 10K.4). vSAN therefore also runs on disks that \
+    are 20 % slower and 20 % faster. The source gives no queue depth; here, 32 writes of 256 KB, \
+    or 128 of 4 KB, are in flight. There is no network, and no copy on another node.";
 
 /// Reason why ZBS is a little slower from 20 % on, as printed on the page.
-const DESTAGE_REASON: &str = "From a fifth of its room on, the preset zbs destages, and reads flash for it. The writers here \
-    ask for all that the flash gives, so what destaging reads is missing from what they write. Writers that pause, and so \
-    write at the rate that the source's vSAN had before its fall, leave flash to spare, and their rate does not drop.";
+const DESTAGE_REASON: &str = "When a fifth of the flash is dirty, the preset zbs starts to \
+    destage, and reads flash for this. The writers of this run write as fast as the flash \
+    permits, so these reads reduce their rate. Writers that pause, and thus write at the rate of \
+    the source's vSAN before its fall, leave enough time for the reads, and their rate does not \
+    drop.";
 
 /// Returns the reason why ZBS is a little slower with random writes from 20 % on. `paced` is the
 /// share of their first rate that writers keep if they pause between writes.
 fn random_destage_reason(paced: f64) -> String {
     format!(
-        "From a fifth of its room on, the preset zbs destages, and reads flash for it, which delays the writes. If it \
-         destages only from 90 % of its room on, which 500 GB do not reach, the rate of the same writers does not drop. \
-         Writers that pause, and so write at the rate that the source's vSAN had before its fall, keep {} of their rate.",
+        "When a fifth of the flash is dirty, the preset zbs starts to destage, and reads flash \
+         for this, which delays the writes. If destaging starts only at 90 %, which 500 GB do \
+         not reach, the rate of the same writers does not drop. Writers that pause, and thus \
+         write at the rate of the source's vSAN before its fall, keep {} of their rate.",
         Unit::Percent.text(paced)
     )
 }
@@ -73,24 +78,28 @@ fn random_destage_reason(paced: f64) -> String {
 /// 20 % faster.
 fn deep_fall_reason(slower: f64, faster: f64) -> String {
     format!(
-        "hob sends a random write that finds the buffer full straight to the disks, as the source describes it, so how \
-         far the rate falls depends on the disks. No data sheet of the source's disks was found. On disks that are 20 % \
-         faster than assumed, the same preset falls to {}, which is within a fifth of the published value. On disks that \
-         are 20 % slower, it falls to {}.",
+        "If the buffer is full, hob sends random writes directly to the disks, as the source \
+         describes. So the lowest rate depends on the disks, and no data sheet of the source's \
+         disks was found. On disks that are 20 % faster than assumed, the rate falls to {}, \
+         which is within a fifth of the published value. On disks that are 20 % slower, the rate \
+         falls to {}.",
         Unit::Percent.text(faster),
         Unit::Percent.text(slower)
     )
 }
 
 /// Reason why the rate of sequential writes falls less in hob than in the publication.
-const SMALL_FALL_REASON: &str = "The rated disks take sequential writes as fast as the flash, and the source's disks did not: \
-    with disks of a quarter of their rated speed, the same preset falls as far as the source did. A part of it is vSAN's \
-    default of one stripe, which leaves up to 255 GB of a volume on one disk: on one disk of the rated speed, the preset \
-    falls further than on two, but less than the source. The source does not say what else made its disks slow.";
+const SMALL_FALL_REASON: &str = "The disks, with their rated speed, write sequential data as \
+    fast as the flash. The source's disks were slower: with disks of a quarter of the rated \
+    speed, the rate falls as far as in the source. One cause is vSAN's default of one stripe, \
+    which leaves up to 255 GB of a volume on one disk. On one disk of the rated speed, the rate \
+    falls further than on two disks, but less than in the source. The source does not say what \
+    else made its disks slow.";
 
 /// Reason why writes do not become slower when flash is full, as printed on the page.
-const FAST_DISKS_NOTE: &str = "Four such disks take sequential writes faster than two such flash devices take everything \
-    twice: when its one space is full, the preset zbs sends writes to the disks, and gets no slower by it.";
+const FAST_DISKS_NOTE: &str = "Four such disks write sequential data faster than two such flash \
+    devices write two copies of it. When its flash is full, the preset zbs sends writes to the \
+    disks, and its rate does not drop.";
 
 /// The source's flash device, an Intel D3-S4610 of 960 GB: 96 000 random reads and 51 000 random
 /// writes per second, 560 and 510 MB/s. The write buffer survives a power cut.

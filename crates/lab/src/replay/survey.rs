@@ -94,21 +94,21 @@ impl Fit {
         let mixed = sent().fold(0, |mixed, kind| mixed | kind.mixed);
         ensure!(
             mixed.is_multiple_of(unit_bytes),
-            "{name} works in units of {unit_bytes} bytes, and the trace in units of {}",
+            "{name} needs requests in units of {unit_bytes} bytes, and the trace has requests in units of {}",
             1u64 << mixed.trailing_zeros().min(63)
         );
         let payloads = survey.kinds.iter().zip(sends).take(2).filter(|(_, sends)| *sends);
         let payload_bytes_max = payloads.map(|(kind, _)| kind.len_max).max().unwrap_or(0);
         ensure!(
             payload_bytes_max <= info.payload_bytes_max,
-            "the trace reads or writes {payload_bytes_max} bytes at once, and {name} takes at most {}",
+            "the trace has a request of {payload_bytes_max} bytes, and {name} accepts at most {} bytes a request",
             info.payload_bytes_max
         );
         let (offset, end) = sent().map(|kind| kind.farthest).max_by_key(|(_, end)| *end).unwrap_or_default();
         ensure!(
             options.wrap || end <= info.size_bytes,
-            "the trace goes up to offset {offset} (and {} bytes from there), beyond the {} bytes of {name}; --wrap \
-             folds it onto that",
+            "the trace has a request of {} bytes at offset {offset}, beyond the end of {name} at {} bytes; \
+             --wrap maps it to an offset inside {name}",
             end - offset,
             info.size_bytes
         );
@@ -116,7 +116,7 @@ impl Fit {
         let len_max = sent().map(|kind| kind.len_max).max().unwrap_or(0);
         ensure!(
             u64::from(len_max) <= size_bytes,
-            "the trace has a request of {len_max} bytes, more than {name} has in all"
+            "the trace has a request of {len_max} bytes, and the whole {name} has only {size_bytes}"
         );
         // If the size is 0, the trace has only flushes, which have no offset.
         let size_bytes = if options.wrap { size_bytes.max(1) } else { u64::MAX };

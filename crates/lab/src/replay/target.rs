@@ -95,7 +95,7 @@ impl Target {
         let size_bytes = file
             .file()
             .seek(SeekFrom::End(0))
-            .with_context(|| format!("{spec} is no file or block device"))?;
+            .with_context(|| format!("{spec} is not a file or block device"))?;
         let info = TargetInfo {
             name: spec.to_owned(),
             size_bytes,

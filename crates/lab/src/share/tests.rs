@@ -140,7 +140,7 @@ fn divisions_are_parsed_by_their_names() {
         assert_eq!(share.name().parse(), Ok(share));
     }
     let error = "dynamic".parse::<Share>().unwrap_err();
-    assert_eq!(error, "'dynamic' is no division: static, auto, one-lru, optimum");
+    assert_eq!(error, "'dynamic' is not a division of a pool; there are static, auto, one-lru, optimum");
 }
 
 #[test]

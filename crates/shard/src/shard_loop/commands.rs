@@ -78,6 +78,12 @@ impl Commands {
         id
     }
 
+    /// Returns the number of guests of a disk that need a report if this process is killed, as the
+    /// services know it.
+    pub(super) fn failures_owed(&self, disk: DiskId) -> u32 {
+        self.failures_owed.get(&disk).copied().unwrap_or(0)
+    }
+
     /// Reports an event to the services. The event is dropped when the services have ended.
     pub(super) fn report(&self, event: ShardEvent) {
         let _ = self.events.send(event);

@@ -256,7 +256,7 @@ impl Shard {
         );
         progress |= self.drain_engine(now);
         for (disk, mark) in &mut self.marks {
-            set_mark(&self.engine, *disk, mark);
+            set_mark(&self.engine, &self.commands, *disk, mark);
         }
         self.vhost_user.flush(&mut self.ring);
         let is_without_device = self.ring.unsubmitted() == 0;
@@ -414,7 +414,7 @@ impl Shard {
     /// change only after this function.
     fn mark_unflushed(&mut self, disk: DiskId) {
         if let Some(mark) = self.marks.get_mut(&disk) {
-            set_mark(&self.engine, disk, mark);
+            set_mark(&self.engine, &self.commands, disk, mark);
         }
     }
 
@@ -615,9 +615,10 @@ fn note_failed(waited: io::Result<()>) {
 }
 
 /// Updates the mark of a disk whose unflushed changes are lost if the process is killed.
-fn set_mark(engine: &Engine, disk: DiskId, mark: &mut UnflushedMark) {
+fn set_mark(engine: &Engine, commands: &Commands, disk: DiskId, mark: &mut UnflushedMark) {
     if let Some(guests) = engine.guests_at_risk(disk) {
-        mark.set(guests.saturating_add(engine.failures_owed(disk)));
+        let unreported = engine.failures_owed(disk);
+        mark.set(guests.saturating_add(unreported), unreported.max(commands.failures_owed(disk)));
     }
 }
 

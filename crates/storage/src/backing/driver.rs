@@ -83,8 +83,9 @@ pub trait Driver: Send {
     fn has_lost(&self) -> bool {
         false
     }
-    /// Returns the id of a writable backing that keeps unflushed changes in this process's memory,
-    /// so that a kill of the process loses them. `None` if the process can be killed without loss.
+    /// Returns the id of a writable backing that keeps unflushed changes in the memory of this
+    /// process or of its child process, so that a kill of these processes loses them. `None` if
+    /// these processes can be killed without loss.
     fn memory_id(&self) -> Option<[u8; 16]> {
         None
     }

@@ -214,7 +214,7 @@ pub enum OpenError {
         reason: String,
     },
     /// The operating system failed a call on the backing's file.
-    #[error("cannot open {path}: {source}", path = path.display())]
+    #[error("cannot open {path}: {source}")]
     System {
         /// Path of the file.
         path: PathBuf,
@@ -224,8 +224,7 @@ pub enum OpenError {
     /// Another process has the backing open.
     #[error(
         "{path} is in use: another process holds its lock. A disk can have only one writer; stop \
-        the other process first",
-        path = path.display()
+        the other process first"
     )]
     InUse {
         /// Path of the locked file or device.
@@ -233,8 +232,7 @@ pub enum OpenError {
     },
     /// QEMU or one of QEMU's tools has the backing open.
     #[error(
-        "{path} is in use: QEMU or one of its tools has it open (image lock \"{permission}\"). A disk can have only one writer; stop the other program first",
-        path = path.display()
+        "{path} is in use: QEMU or one of its tools has it open (image lock \"{permission}\"). A disk can have only one writer; stop the other program first"
     )]
     InUseByQemu {
         /// Path of the locked image.
@@ -243,7 +241,7 @@ pub enum OpenError {
         permission: &'static str,
     },
     /// The filesystem of the backing's file hangs.
-    #[error("{path} does not respond: its filesystem gave no answer within {seconds} s", path = path.display())]
+    #[error("{path} does not respond: its filesystem gave no answer within {seconds} s")]
     Unresponsive {
         /// Path on the filesystem that hangs.
         path: PathBuf,

@@ -12,6 +12,10 @@
 //! image and replaces the first child on the same socket. The second child sees the image as the
 //! other host has left it, and the NBD connection is opened again.
 //!
+//! The child acknowledges writes before it has stored all metadata of the image. So a writable
+//! image has a [mark](crate::unflushed_mark). If hob is killed and the child ends by itself,
+//! nothing is lost ([`child_dirs`]).
+//!
 //! An image with a backing file can be a clone that reads blocks of its backing file from another
 //! disk ([`clone`]).
 
@@ -22,8 +26,9 @@ mod node;
 mod read_locks;
 mod sandbox;
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant as Clock};
@@ -80,6 +85,7 @@ pub(super) fn open(
     let metadata =
         std::fs::metadata(&path).map_err(|source| OpenError::System { path: path.clone(), source })?;
     let lower_files = numbers_below(&image);
+    let mark = (access == Access::ReadWrite).then(|| mark_of(&metadata));
     let opens = match access {
         Access::ReadWrite if options.locked => Opens::ReadWrite,
         Access::ReadOnly if options.locked => Opens::ReadOnly,
@@ -99,7 +105,7 @@ pub(super) fn open(
     let state = if opens == Opens::ReadOnly { image.state() } else { None };
     let parent_state = if options.shares_parent { image.parent_state() } else { None };
     for modes in ACCESS_MODES {
-        let server = Server::new(image.clone(), modes, options.connect_max)
+        let server = Server::new(image.clone(), modes, options.connect_max, mark)
             .map_err(|source| OpenError::System { path: std::env::temp_dir(), source })?;
         match server.start(opens) {
             Ok(()) => {
@@ -140,6 +146,14 @@ pub(super) fn open(
         }
     }
     Err(OpenError::Unfit { what: format!("{format} image {spec}"), reason: complaint })
+}
+
+/// Returns the id of an image's [mark](crate::unflushed_mark). The id is valid until the host
+/// restarts.
+fn mark_of(metadata: &Metadata) -> [u8; 16] {
+    let (device, number) = (metadata.dev(), metadata.rdev());
+    let text = format!("{} of {device}, {number}", identity::of_file("image", metadata, 0));
+    *identity::hash(&text).first_chunk().expect("32 bytes")
 }
 
 /// Returns the paths of the regular files below an image, and the files' device and inode numbers.
@@ -253,6 +267,10 @@ impl Driver for QemuNbd {
     fn lock(&self) -> Option<Lock> {
         let (server, access) = (Arc::downgrade(&self.server), self.access);
         Some(Lock::of_child(ImageLock { server, access, options: self.options.clone() }))
+    }
+
+    fn memory_id(&self) -> Option<[u8; 16]> {
+        self.server.mark()
     }
 
     fn is_lost(&self) -> bool {

@@ -219,7 +219,7 @@ impl OpenDevice {
 
     /// Reserves all bytes of a file now, so that a full filesystem cannot cause errors later. On
     /// failure, the file stays unchanged.
-    fn reserve(&self) -> Result<(), PoolError> {
+    pub(super) fn reserve(&self) -> Result<(), PoolError> {
         let is_file = |file: &&File| file.metadata().is_ok_and(|metadata| metadata.is_file());
         let Some(file) = self.control.file().filter(is_file) else { return Ok(()) };
         let no_space = || PoolError::NoSpace { path: self.path.clone(), bytes: self.size_bytes };

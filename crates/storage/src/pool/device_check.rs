@@ -1,16 +1,25 @@
-//! Checks that a flash device answers, with a read and a flush, before the device is opened.
-//! Opening a device that hangs would wait without limit.
+//! Checks that a flash device answers, before the device is opened. Opening a device that hangs
+//! would wait without limit.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::AlignedBuffer;
+use super::format::{PAGE_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use crate::direct::open_direct;
 use crate::time_limit::within;
 
 /// Number of bytes that the check reads, and their alignment: enough for every device's direct I/O.
 const READ_BYTES: usize = 4096;
+
+/// First byte of the page that is read through the former descriptors of a device.
+/// [`check_returned`] reads the page too, so that an unreadable page does not look like unusable
+/// descriptors.
+const PAGE_OF_DESCRIPTORS: u64 = SUPERBLOCK_OFFSETS[1] + PAGE_BYTES as u64;
 
 /// Reads the start of a device, without the page cache if possible, and flushes the device. Returns
 /// an error if the device has not answered within `limit`. An error of the device counts as an
@@ -41,6 +50,72 @@ pub fn check_all_answer(paths: &[PathBuf], limit: Duration) -> Vec<Result<(), St
         let ended = |_| Err("an internal thread ended unexpectedly".to_owned());
         asked.into_iter().map(|asked| asked.join().unwrap_or_else(ended)).collect()
     })
+}
+
+/// Checks that a device of a pool that failed has returned: the device with this UUID is at `path`,
+/// has its former size, and answers reads of a few pages at its start and its end, without the
+/// page cache if possible.
+///
+/// # Errors
+/// Returns a sentence for users if the device has not returned, or does not answer within `limit`.
+pub fn check_returned(path: &Path, uuid: &str, limit: Duration) -> Result<(), String> {
+    let expected = uuid.to_owned();
+    match within(path, limit, move |path| compare_identity(path, &expected)) {
+        Some(Ok(compared)) => compared,
+        Some(Err(error)) => Err(format!("{}: {error}", path.display())),
+        None => Err(format!("{} has not answered a read within {} s", path.display(), limit.as_secs())),
+    }
+}
+
+/// Returns true if a read through `file` fails, which was opened before the device at `path` failed.
+/// If the device answers at its path, it was removed from the host and connected again: the kernel
+/// does not connect it to former descriptors. Returns false if the read does not end within `limit`.
+pub fn is_disconnected(path: &Path, file: OwnedFd, limit: Duration) -> bool {
+    let read = move |_: &Path| {
+        let mut page = AlignedBuffer::new(PAGE_BYTES);
+        Ok(File::from(file).read_exact_at(page.bytes_mut(), PAGE_OF_DESCRIPTORS).is_err())
+    };
+    // An error of `within` is a lack of threads, which says nothing about the device.
+    matches!(within(path, limit, read), Some(Ok(true)))
+}
+
+fn compare_identity(path: &Path, uuid: &str) -> io::Result<Result<(), String>> {
+    let refuse = |fault: &str| Ok(Err(format!("{} {fault}", path.display())));
+    // A file is also opened for writing, to notice a read-only filesystem. A block device is not:
+    // udev examines a device after each close for writing.
+    let is_file = std::fs::metadata(path)?.is_file();
+    let open = |flags| OpenOptions::new().read(true).write(is_file).custom_flags(flags).open(path);
+    let file = match open_direct(open)? {
+        Some(file) => file,
+        None => open(0)?,
+    };
+    let size_bytes = (&file).seek(SeekFrom::End(0))?;
+    let page_bytes = PAGE_BYTES as u64;
+    if size_bytes < SUPERBLOCK_OFFSETS[1] + page_bytes {
+        return refuse("has another size than before");
+    }
+    let mut page = AlignedBuffer::new(PAGE_BYTES);
+    let mut newest: Option<Superblock> = None;
+    for offset in SUPERBLOCK_OFFSETS {
+        file.read_exact_at(page.bytes_mut(), offset)?;
+        if let Ok(superblock) = Superblock::decode(page.bytes())
+            && newest.as_ref().is_none_or(|other| other.generation < superblock.generation)
+        {
+            newest = Some(superblock);
+        }
+    }
+    match newest {
+        None => refuse("has no superblock of a hob pool any more"),
+        Some(superblock) if superblock.device_uuid.to_string() != uuid => {
+            refuse("is another device than before")
+        }
+        Some(superblock) if superblock.device_bytes != size_bytes => refuse("has another size than before"),
+        Some(_) => {
+            file.read_exact_at(page.bytes_mut(), PAGE_OF_DESCRIPTORS)?;
+            file.read_exact_at(page.bytes_mut(), (size_bytes / page_bytes - 1) * page_bytes)?;
+            Ok(Ok(()))
+        }
+    }
 }
 
 fn read_and_flush(path: &Path) -> io::Result<()> {

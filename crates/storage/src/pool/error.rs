@@ -10,18 +10,17 @@ use hob_engine::units::DeviceId;
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// The device has no superblock of a hob pool.
-    #[error("{path} is not a device of a hob pool; check the path. If a device of a pool was \
+    #[error(
+        "{path} is not a device of a hob pool; check the path. If a device of a pool was \
         replaced or lost its data: `hob pool remove-device`, then `hob pool add-device`. To create \
-        a pool: `hob pool create`", path = path.display())]
+        a pool: `hob pool create`"
+    )]
     NotAPool {
         /// Path of the device.
         path: PathBuf,
     },
     /// The device contains other data.
-    #[error(
-        "{path} has {what}; hob does not overwrite it. Pass --force to overwrite it",
-        path = path.display()
-    )]
+    #[error("{path} has {what}; hob does not overwrite it. Pass --force to overwrite it")]
     Foreign {
         /// Path of the device.
         path: PathBuf,
@@ -30,8 +29,7 @@ pub enum PoolError {
     },
     /// The devices belong to different pools.
     #[error(
-        "{path} belongs to pool {found}, not to {expected}; open pools separately, or add it with --force to wipe it",
-        path = path.display()
+        "{path} belongs to pool {found}, not to {expected}; open pools separately, or add it with --force to wipe it"
     )]
     OtherPool {
         /// Path of the device.
@@ -42,19 +40,13 @@ pub enum PoolError {
         expected: String,
     },
     /// Another process has the device open.
-    #[error(
-        "another process uses {path}; a pool can have only one daemon. Stop the other process first",
-        path = path.display()
-    )]
+    #[error("another process uses {path}; a pool can have only one daemon. Stop the other process first")]
     InUse {
         /// Path of the device.
         path: PathBuf,
     },
     /// The device has no space for one segment, or is smaller than its superblock says.
-    #[error(
-        "{path} has {}; at least {} are needed", in_units(*bytes), in_units(*needed),
-        path = path.display()
-    )]
+    #[error("{path} has {}; at least {} are needed", in_units(*bytes), in_units(*needed))]
     TooSmall {
         /// Path of the device.
         path: PathBuf,
@@ -67,8 +59,7 @@ pub enum PoolError {
     #[error(
         "the filesystem of {path} has no space for {}, which the pool reserves completely. \
          Choose a smaller size or another filesystem",
-        in_units(*bytes),
-        path = path.display()
+        in_units(*bytes)
     )]
     NoSpace {
         /// Path of the device.
@@ -102,9 +93,7 @@ pub enum PoolError {
     /// A loop device uses the pool's device.
     #[error(
         "{path} is on {device}, which is in use as swap or by a filesystem; end that use first \
-        ('swapon' and 'losetup -l' show it)",
-        path = path.display(),
-        device = device.display()
+        ('swapon' and 'losetup -l' show it)"
     )]
     UnderLoop {
         /// Path of the device.
@@ -142,8 +131,7 @@ pub enum PoolError {
     /// hob's superblock or segment table on the device is damaged. Cached data is not checked.
     #[error(
         "{path} is damaged: {what}. Caches lose their data on this device, and persistent caches \
-        lose its dirty data too: remove the device from the pool, or format it with --force",
-        path = path.display()
+        lose its dirty data too: remove the device from the pool, or format it with --force"
     )]
     Damaged {
         /// Path of the device.
@@ -152,7 +140,7 @@ pub enum PoolError {
         what: String,
     },
     /// A newer version of hob wrote the device.
-    #[error("a later version of hob wrote {path} ({what}); use that version", path = path.display())]
+    #[error("a later version of hob wrote {path} ({what}); use that version")]
     Newer {
         /// Path of the device.
         path: PathBuf,
@@ -166,7 +154,7 @@ pub enum PoolError {
         reason: String,
     },
     /// A system call failed.
-    #[error("{path}: cannot {action}: {source}", path = path.display())]
+    #[error("{path}: cannot {action}: {source}")]
     System {
         /// Path of the device.
         path: PathBuf,

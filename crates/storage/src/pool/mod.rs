@@ -25,6 +25,7 @@ mod other_data;
 mod reader;
 pub mod recovery;
 mod remote;
+mod returned;
 mod segments;
 mod swap;
 mod table;
@@ -39,7 +40,7 @@ use hob_engine::units::DeviceId;
 
 use device::{Device, OpenDevice};
 pub use device::{DeviceSpec, Overwrite, superblock_uuid};
-pub use device_check::{check_all_answer, check_answers};
+pub use device_check::{check_all_answer, check_answers, check_returned, is_disconnected};
 pub use error::PoolError;
 pub(crate) use flushes::DeviceFlushes;
 pub use foreign::{ForeignCache, caches_on};

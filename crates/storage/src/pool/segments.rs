@@ -75,8 +75,7 @@ impl Pool {
             let place = take_segment(device, Entry::Owned { owner, ordinal, kind });
             segments.push(DataSegment { place, ordinal, seconds_only: false });
         }
-        self.store_or_release(&segments.iter().map(|segment| segment.place).collect::<Vec<_>>())?;
-        Ok(segments)
+        self.store_data(segments)
     }
 
     /// Allocates up to `most` free segments for the replica of a persistent cache of this host. The
@@ -101,8 +100,7 @@ impl Pool {
                 segments.push(DataSegment { place, ordinal, seconds_only: true });
             }
         }
-        self.store_or_release(&segments.iter().map(|segment| segment.place).collect::<Vec<_>>())?;
-        Ok(segments)
+        self.store_data(segments)
     }
 
     /// Allocates a journal ring to a persistent cache, with the given number of copies and
@@ -237,6 +235,11 @@ impl Pool {
             let place = take_segment(self.next_device(spare), Entry::Owned { owner, ordinal, kind });
             segments.push(DataSegment { place, ordinal, seconds_only: false });
         }
+        self.store_data(segments)
+    }
+
+    /// Writes the segment tables of the devices with these data segments, and returns the segments.
+    fn store_data(&mut self, segments: Vec<DataSegment>) -> Result<Vec<DataSegment>, PoolError> {
         self.store_or_release(&segments.iter().map(|segment| segment.place).collect::<Vec<_>>())?;
         Ok(segments)
     }
@@ -369,18 +372,10 @@ impl Pool {
         // The rings get a number that no page on flash has, so the pages on flash belong to no
         // journal ring any more.
         let number = self.ring_number_max(owner).saturating_add(1);
-        for device in &mut self.devices {
-            for index in 0..device.table.entries().len() {
-                if let Entry::Owned { owner: other, ordinal, kind: Kind::Ring { number: old, copy } } =
-                    device.table.entries()[index]
-                    && other == owner
-                    && old <= upto
-                {
-                    let kind = Kind::Ring { number, copy };
-                    device.table.set(index, Entry::Owned { owner, ordinal, kind });
-                }
-            }
-        }
+        self.change_rings(owner, |ordinal, old, copy| {
+            let kind = Kind::Ring { number, copy };
+            (old <= upto).then_some(Entry::Owned { owner, ordinal, kind })
+        });
         self.devices.iter_mut().try_for_each(Device::store_table)
     }
 
@@ -388,14 +383,20 @@ impl Pool {
     /// this with the next write of its segment table. After a crash before that write, the rings
     /// still belong to the cache.
     pub fn free_rings_besides(&mut self, owner: OwnerId, in_use: u32) {
+        self.change_rings(owner, |_, number, _| (number != in_use).then_some(Entry::Free));
+    }
+
+    /// Replaces the entries of an owner's journal rings for which `change` returns a new entry. Its
+    /// arguments are a segment's place in its ring, the ring's number, and the number of the copy.
+    fn change_rings(&mut self, owner: OwnerId, change: impl Fn(u32, u32, u8) -> Option<Entry>) {
         for device in &mut self.devices {
             for index in 0..device.table.entries().len() {
-                if let Entry::Owned { owner: other, kind: Kind::Ring { number, .. }, .. } =
+                if let Entry::Owned { owner: other, ordinal, kind: Kind::Ring { number, copy } } =
                     device.table.entries()[index]
                     && other == owner
-                    && number != in_use
+                    && let Some(entry) = change(ordinal, number, copy)
                 {
-                    device.table.set(index, Entry::Free);
+                    device.table.set(index, entry);
                 }
             }
         }

@@ -129,8 +129,9 @@ impl Simulation<'_> {
     /// Makes a cache return destaged segments.
     pub(super) fn give_back_vacated(&mut self, disk: usize, which: Vacate) -> Result<(), Violation> {
         let state = &self.disks[disk];
-        let config =
-            state.owner.as_ref().filter(|_| state.present && !state.leaving).map(|owner| owner.config);
+        // A daemon that stops has closed the cache, or is closing it.
+        let may_change = state.present && !state.leaving && !self.stopping;
+        let config = state.owner.as_ref().filter(|_| may_change).map(|owner| owner.config);
         let Some(config) = config else { return Ok(()) };
         let Some(ring) = self.make_ring(disk, &config) else { return Ok(()) };
         let change = match which {

@@ -362,6 +362,50 @@ fn an_attachment_that_qemu_has_nothing_of_is_left_over() {
     );
 }
 
+/// QEMU deletes a node of its start that has no name of its own together with the last user.
+#[test]
+fn an_attachment_whose_node_cannot_be_added_again_is_left_over() {
+    for (node, expected) in [("#block1", true), ("started", false)] {
+        let mut record = record("reopen");
+        record.node = json!({ "node-name": node });
+        with_work(
+            &record,
+            |command| paused_answer(command, &DIRECT),
+            async |work| assert_eq!(work.is_left_over().await, expected, "{node}"),
+        );
+    }
+}
+
+/// libvirt gives QEMU no access to an image that the VM did not have at its start.
+#[test]
+fn an_image_that_qemu_cannot_open_is_noticed_before_any_step() {
+    let names: &'static [&'static str] = &["image", "started"];
+    let mut record = record("reopen");
+    record.node = json!({ "node-name": "started" });
+    record.spare = vec![json!({ "driver": "file", "node-name": "hob-1-image", "filename": "/image" })];
+    for is_refused in [true, false] {
+        let vm = move |command: &str| match command {
+            "blockdev-add" if is_refused => {
+                json!({ "error": { "class": "GenericError", "desc": "Could not open '/image': Permission denied" } })
+            }
+            _ => answer(command, names),
+        };
+        let asked = with_work(&record, vm, async |work| {
+            let result = work.check_image().await;
+            assert_eq!(result.is_err(), is_refused);
+            if let Err(error) = result {
+                let error = error.to_string();
+                for part in ["Permission denied", "'chown ", "'hob detach --stopped qmp:/run/web.qmp'"] {
+                    assert!(error.contains(part), "{error}");
+                }
+            }
+        });
+        assert!(!has(&asked, "stop"), "{asked:?}");
+        let is_closed = asked.last().is_some_and(|command| command == "blockdev-del");
+        assert_eq!(is_closed, !is_refused, "{asked:?}");
+    }
+}
+
 #[test]
 fn a_disk_of_hob_that_the_vm_was_started_with_is_recognized() {
     let names: &'static [&'static str] = &["image", "started"];

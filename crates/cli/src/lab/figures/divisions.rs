@@ -35,7 +35,7 @@ fn write_page(
 ) -> anyhow::Result<Report> {
     // An unusable directory is reported now and not after minutes of work.
     std::fs::create_dir_all(&args.out)
-        .with_context(|| format!("cannot make the directory {}", args.out.display()))?;
+        .with_context(|| format!("cannot create the directory {}", args.out.display()))?;
     let defaults = SIZES.map(CacheSize::Share);
     let sizes = if args.size.is_empty() { &defaults[..] } else { &args.size[..] };
     let comparison = args.pool.comparison(traces, sizes, &with_optimum(&args.ways.share))?;

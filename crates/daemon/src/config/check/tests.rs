@@ -1,11 +1,13 @@
 //! Tests of the check of hob.toml, with files that have many mistakes: the check finds each mistake
 //! in one pass, and names its line.
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::super::{Config, ConfigError};
 use crate::state::{DiskState, PoolState, State};
-use crate::tls::tests::make_fifo;
+use crate::tls::tests::{Authority, make_fifo, write_secret};
 use hob_control::Size;
 
 fn lines(error: &ConfigError) -> Vec<String> {
@@ -310,11 +312,60 @@ fn a_fifo_as_certificate_or_token_is_refused() {
     let fifo = fifo.display();
     let nbd = "[[nbd]]\nlisten = \"tcp:127.0.0.1:45003\"\n";
     let tls = format!("{nbd}tls = {{ cert = \"{fifo}\", key = \"{fifo}\" }}\n");
-    for text in [tls, format!("[control]\ntoken_file = \"{fifo}\"\n")] {
+    let token = format!("[control]\ntoken_file = \"{fifo}\"\n");
+    let cluster = format!("[cluster]\netcd = [\"https://127.0.0.1:1\"]\nca = \"{fifo}\"\n");
+    for text in [tls, token, cluster] {
         std::fs::write(&path, format!("state_dir = \"{}\"\n{text}", dir.path().display())).unwrap();
         let error = crate::Plan::check_config(&Config::load(&path).unwrap()).unwrap_err().to_string();
         assert!(error.contains("/fifo: the path leads to a FIFO, not to a regular file"), "{error}");
     }
+}
+
+/// A daemon reads the files of `[migrate]` only when it connects to another host.
+#[test]
+fn unusable_files_of_migrate_and_cluster_are_named_with_their_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
+    let (cert, key) = authority.client_files(dir.path(), "host");
+    let ca = authority.file(dir.path());
+    let [fifo, exposed, junk] = ["fifo", "exposed", "junk"].map(|name| dir.path().join(name));
+    make_fifo(&fifo);
+    std::fs::copy(&key, &exposed).unwrap();
+    std::fs::set_permissions(&exposed, std::fs::Permissions::from_mode(0o644)).unwrap();
+    write_secret(&junk, "no PEM");
+    let missing = dir.path().join("missing");
+    let path = dir.path().join("hob.toml");
+    let check = |table: &str, [cert, key, ca]: [&Path; 3]| {
+        let sockets = |name: &str| format!("listen = [\"unix:{}/{name}.sock\"]\n", dir.path().display());
+        let text = format!(
+            "state_dir = \"{}\"\n{}[control]\n{}{table}\ncert = \"{}\"\nkey = \"{}\"\nca = \"{}\"\n",
+            dir.path().display(),
+            sockets("nbd"),
+            sockets("control"),
+            cert.display(),
+            key.display(),
+            ca.display()
+        );
+        std::fs::write(&path, text).unwrap();
+        let checked = crate::Plan::check_config(&Config::load(&path).unwrap());
+        checked.err().map_or_else(String::new, |error| error.to_string())
+    };
+    for table in ["[migrate]", "[cluster]\netcd = [\"https://127.0.0.1:2379\"]"] {
+        assert_eq!(check(table, [&cert, &key, &ca]), "", "{table}");
+        for (files, part) in [
+            ([&missing, &key, &ca], "missing: No such file"),
+            ([&cert, &fifo, &ca], "/fifo: the path leads to a FIFO, not to a regular file"),
+            ([&cert, &key, &fifo], "/fifo: the path leads to a FIFO, not to a regular file"),
+            ([&cert, &junk, &ca], "junk has no private key in PEM form"),
+            ([&cert, &key, &junk], "junk has no certificate in PEM form"),
+        ] {
+            let error = check(table, files.map(PathBuf::as_path));
+            assert!(error.contains("hob.toml:5: ") && error.contains(part), "{table}: {part}: {error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
+    let error = check("[migrate]", [&cert, &exposed, &ca]);
+    assert!(error.contains("every user can read"), "{error}");
 }
 
 /// The time of the check must not grow with the square of the number of disks.

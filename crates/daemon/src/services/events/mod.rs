@@ -15,7 +15,7 @@ use super::exports::ExportService;
 use super::migration::Migrations;
 use super::observe::{COUNT_EVERY, FILES_EVERY, JUDGE_EVERY, Observe, SPACE_EVERY};
 use super::peer_access::PeerAccess;
-use super::pools::{LOOK_EVERY, Pools, REPARTITION_EVERY};
+use super::pools::{LOOK_EVERY, Pools, REPARTITION_EVERY, RETURN_EVERY};
 use super::qos::{AGREE_EVERY, QosService};
 use super::registry::{JOURNAL_LOST, Registry};
 use super::remote_flash::RemoteFlash;
@@ -58,6 +58,8 @@ impl Events {
         count.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut space = tokio::time::interval(SPACE_EVERY);
         space.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut fenced = tokio::time::interval(RETURN_EVERY);
+        fenced.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut files = tokio::time::interval(FILES_EVERY);
         files.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let evidence = self.disks.clone().record_evidence();
@@ -77,6 +79,7 @@ impl Events {
                 },
                 _ = retry.tick() => self.retry(),
                 _ = look.tick() => self.pools.look_at_dirty(),
+                _ = fenced.tick() => self.pools.look_at_fenced(),
                 _ = repartition.tick() => self.pools.repartition(),
                 _ = judge.tick() => self.observe.judge(),
                 _ = count.tick() => {

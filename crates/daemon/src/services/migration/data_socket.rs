@@ -14,11 +14,11 @@ use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Notify;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 
 use super::flow::{self, Bandwidth};
 use crate::background::spawn;
-use crate::socket_access::{SocketAccess, bind_socket};
+use crate::socket_access::{SocketAccess, bind_socket, serve_each};
 
 /// Maximum number of ready connections: data connections to the source that no client of the socket
 /// uses yet. If the source opens one more, the oldest ready connection is closed.
@@ -79,7 +79,8 @@ impl DataSocket {
         // An earlier process may have left a socket.
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::from_std(bind_socket(path, SocketAccess::default())?)?;
-        Ok(DataSocket { path: path.to_owned(), tasks: vec![spawn(accept(listener, ready))] })
+        let serving = serve_each(listener, "migration", move |stream| serve(stream, ready.clone()));
+        Ok(DataSocket { path: path.to_owned(), tasks: vec![spawn(serving)] })
     }
 
     /// Spawns a task for `work`, which is aborted when the socket is dropped.
@@ -101,24 +102,7 @@ impl Drop for DataSocket {
     }
 }
 
-async fn accept(listener: UnixListener, ready: Arc<ReadyConnections>) {
-    let mut joined = JoinSet::new();
-    loop {
-        while joined.try_join_next().is_some() {}
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let ready = ready.clone();
-                joined.spawn(async move { serve(stream, &ready).await });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection on the socket of a migration");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
-}
-
-async fn serve(stream: UnixStream, ready: &ReadyConnections) {
+async fn serve(stream: UnixStream, ready: Arc<ReadyConnections>) {
     let Ok(connection) = tokio::time::timeout(WAIT_MAX, ready.get()).await else { return };
     // The source limits and counts the bytes, so this host does neither.
     flow::join(stream, connection, &Bandwidth::new(None), &AtomicU64::new(0)).await;

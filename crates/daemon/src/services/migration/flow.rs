@@ -8,6 +8,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use crate::relay;
+
 /// Buffer size per direction and connection, in bytes.
 const BUFFER_BYTES: usize = 128 << 10;
 
@@ -64,17 +66,7 @@ pub(super) async fn join(
             counted.fetch_add(length as u64, Ordering::Relaxed);
         }
     };
-    let back = async {
-        let mut buffer = vec![0; BUFFER_BYTES];
-        loop {
-            let length = from_far.read(&mut buffer).await?;
-            if length == 0 {
-                return io::Result::Ok(());
-            }
-            to_near.write_all(&buffer[..length]).await?;
-            to_near.flush().await?;
-        }
-    };
+    let back = relay::copy(&mut from_far, &mut to_near, BUFFER_BYTES);
     // When this function returns, both connections are dropped and thereby closed.
     let ended = tokio::select! {
         ended = out => ended,

@@ -185,7 +185,8 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
         )),
         CacheState::Fenced => sentences.push(format!(
             "All flash of the cache is fenced after repeated errors; requests go to the backing. \
-             'hob pool show {pool}' shows which device; 'hob pool remove-device {pool} DEVICE' removes it.",
+             'hob pool show {pool}' shows which device, and whether hob uses it again by itself; \
+             'hob pool remove-device {pool} DEVICE' removes it.",
             pool = cache.pool
         )),
         CacheState::Active => sentences.extend(about_fill(stats, cache)),

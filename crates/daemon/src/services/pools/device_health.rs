@@ -65,13 +65,15 @@ impl Pools {
         }
     }
 
-    /// Stops allocation from a device after errors, and moves persistent caches away from it.
+    /// Stops allocation from a device after errors, and moves persistent caches away from it. A
+    /// device of this host may return ([`super::fenced_devices`]).
     pub(in crate::services) fn fence(&self, device: DeviceId, errors: u32) {
         let reason = match self.registry.inner().is_peer(device) {
             true => "the lending host does not answer; hob creates replicas again when it does".to_owned(),
-            false => format!("fenced after {errors} failed I/Os; remove it from the pool"),
+            false => format!("fenced after {errors} failed I/Os"),
         };
         self.note_health(device, DeviceState::Fenced, &reason);
+        self.watch_fenced(device, reason);
         let mut inner = self.registry.inner();
         let Some((name, entry)) = inner.device_on_shards(device) else { return };
         let Some(ids) = entry.ids else { return };
@@ -91,7 +93,7 @@ impl Pools {
         let mut inner = self.registry.inner();
         let waited = inner.flash_stall_max;
         let Some((pool, entry)) = inner.device_on_shards(device) else { return };
-        // A device stays fenced until it is removed.
+        // A device stays fenced until it is removed or formatted.
         if entry.state == DeviceState::Fenced {
             return;
         }
@@ -126,7 +128,7 @@ impl Pools {
                     });
                 }
             }
-            _ => tracing::error!("pool {pool}: {path}: {reason}"),
+            _ => tracing::error!("pool {pool}: {path}: {reason} (see 'hob health')"),
         }
     }
 

@@ -9,6 +9,7 @@ use hob_control::{
 use hob_engine::units::DeviceId;
 use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, default_segment_bytes};
 
+use super::device_returns::DevicePath;
 use super::foreign::check_overwritten;
 use super::unknown_devices::{UNKNOWN_REASON, unknown_device};
 use super::{PoolWrites, Pools, Sharing};
@@ -395,12 +396,14 @@ impl Pools {
             self.remote_flash.give_back(&to).await;
             self.remote_flash.close_socket(path);
         }
+        let device = DevicePath { pool: pool.to_owned(), path: path.to_owned() };
         {
             let mut inner = self.registry.inner();
             let entry = inner.pool_mut(pool)?;
             entry.devices.retain(|device| device.path != path);
             entry.returned.retain(|id| ids.is_none_or(|ids| ids.in_pool != *id));
-            if ids.is_none() {
+            // A fenced device that hob has closed had no journal of a cache.
+            if ids.is_none() && !self.returns.is_closed(&device) {
                 inner.give_journals_up(pool);
             }
             let entry = inner.pool_mut(pool)?;
@@ -409,6 +412,7 @@ impl Pools {
                 notes.push(format!("pool {pool} has no device left"));
             }
         }
+        self.returns.forget(&device);
         drop(guard);
         tracing::info!("pool {pool}: device {} removed", path.display());
         // Caches that lost segments with a fenced device may find space elsewhere.
@@ -520,6 +524,10 @@ impl Pools {
         };
         let mut back = false;
         for (path, chosen) in offline {
+            // The content of a device that was fenced is not used.
+            if self.returns.is_closed(&DevicePath { pool: pool.to_owned(), path: path.clone() }) {
+                continue;
+            }
             if let Some(to) = self.remote_flash.lender_at(&path)
                 && self.remote_flash.ask_lease(&to).await.is_err()
             {

@@ -13,9 +13,11 @@ mod allocation;
 mod balance;
 mod caches;
 mod device_health;
+mod device_returns;
 mod devices;
 mod discard;
 mod drain;
+mod fenced_devices;
 mod flash_writes;
 mod foreign;
 mod journal_lost;
@@ -46,6 +48,7 @@ pub(super) use caches::no_cache;
 pub(super) use devices::{Known, device_spec, no_device, segment_bytes};
 pub(super) use discard::REMOVING;
 pub(super) use drain::{LOOK_EVERY, Watch};
+pub(super) use fenced_devices::RETURN_EVERY;
 pub(super) use flash_writes::PoolWrites;
 pub(super) use foreign::overwritten;
 pub(super) use memory::CacheMemory;
@@ -70,5 +73,7 @@ service! {
         copy_words: Arc<tokio::sync::Mutex<()>>,
         /// Locked while the journal of an orphan or of an offline disk's cache is read.
         orphan_turn: Arc<tokio::sync::Mutex<()>>,
+        /// Fenced devices, which may return.
+        returns: device_returns::DeviceReturns,
     }
 }

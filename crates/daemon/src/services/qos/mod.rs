@@ -173,7 +173,7 @@ impl QosService {
     }
 
     async fn set_disk_qos(&self, name: &str, patch: &QosPatch) -> Result<DiskQos> {
-        let _guard = self.registry.guard_qos(name)?;
+        let _guard = self.registry.guard_qos_for_command(name).await?;
         self.look_at_peaks().await;
         let (before, mut notes) = {
             let rules = self.rules();

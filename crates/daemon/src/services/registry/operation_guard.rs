@@ -48,7 +48,11 @@ const OWN_WORK_MAX: Duration = Duration::from_secs(10);
 /// disk's cache. The recovery of a large cache takes longer, and the command is then refused.
 const RECOVERY_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Interval between two checks whether the daemon's own work has ended.
+/// Maximum time that a change of a disk's shares, limits and reservation waits for another such
+/// change of the disk. A change takes milliseconds, unless a shard or the state directory is slow.
+const QOS_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Interval between two checks whether the daemon's own work, or another change, has ended.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// Pause between two attempts to take a guard for an operation that cannot be refused.
@@ -145,6 +149,19 @@ impl Registry {
         }
         disk.changes_qos = true;
         Ok(OperationGuard { registry: self.clone(), on: Thing::Qos(name.to_owned()) })
+    }
+
+    /// Takes the guard of [`guard_qos`](Self::guard_qos) for a command. Before that, the command
+    /// waits for the end of another such change, at most [`QOS_WAIT_MAX`].
+    pub(in crate::services) async fn guard_qos_for_command(
+        self: &Arc<Self>,
+        name: &str,
+    ) -> Result<OperationGuard> {
+        let end = Instant::now() + QOS_WAIT_MAX;
+        while self.inner().disk(name)?.changes_qos && Instant::now() < end {
+            tokio::time::sleep(CHECK_EVERY).await;
+        }
+        self.guard_qos(name)
     }
 
     /// Takes the operation guard of an existing pool.

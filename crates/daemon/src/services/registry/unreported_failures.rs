@@ -53,7 +53,7 @@ impl UnreportedFailures {
 
 impl Registry {
     /// Records the guests whose changes were lost because hob was killed, for a backing that keeps
-    /// unflushed changes in hob's memory
+    /// unflushed changes in the memory of hob or of its `qemu-nbd`
     /// ([`Driver::memory_id`](hob_storage::backing::Driver::memory_id)). Call this function before
     /// the disk is served. Returns a note for the operator.
     pub(in crate::services) async fn note_killed(
@@ -75,8 +75,8 @@ impl Registry {
             }
             Ok(0) => return Ok(None),
             Ok(guests) => {
-                let note = "hob ended before acknowledged writes were in the object store, and lost them; the \
-                            next flush of each guest that wrote them fails";
+                let note = "hob or its qemu-nbd ended before acknowledged writes were stored, so they may be \
+                            lost; the next flush of each guest that wrote them fails";
                 // The number from the file includes the guests that had not received an earlier
                 // report.
                 (known.max(guests), note.to_owned())
@@ -94,8 +94,8 @@ impl Registry {
         Ok(Some(note))
     }
 
-    /// Records that hob serves a disk whose unflushed changes are in hob's memory. Call this
-    /// function before the first client connects.
+    /// Records that hob serves a disk whose unflushed changes are in the memory of hob or of its
+    /// `qemu-nbd`. Call this function before the first client connects.
     pub(in crate::services) async fn note_in_memory(self: &Arc<Self>, name: &str) -> Result<()> {
         let boot = BootId::current();
         let before = std::mem::replace(&mut self.inner().disk_mut(name)?.wanted.in_memory, boot);

@@ -18,7 +18,7 @@ use super::RemoteFlash;
 use crate::api_error::{ApiError, ErrorKind, Result, failed};
 use crate::background::spawn;
 use crate::relay;
-use crate::socket_access::{SocketAccess, bind_socket};
+use crate::socket_access::{SocketAccess, bind_socket, serve_each};
 use crate::state::PeerState;
 
 /// Maximum time for a lending host to answer a request.
@@ -115,20 +115,8 @@ impl RemoteFlash {
             .map_err(failed)?;
         let lease = Arc::new(Mutex::new(None));
         let known = lease.clone();
-        let task = spawn(async move {
-            // Forwarded connections end with this task.
-            let mut joined = tokio::task::JoinSet::new();
-            loop {
-                while joined.try_join_next().is_some() {}
-                match listener.accept().await {
-                    Ok((here, _)) => drop(joined.spawn(lender.clone().connect(known.clone(), here))),
-                    Err(error) => {
-                        tracing::warn!(%error, "cannot accept a connection on the socket of a remote device");
-                        tokio::time::sleep(Duration::from_millis(100)).await;
-                    }
-                }
-            }
-        });
+        let connect = move |here| lender.clone().connect(known.clone(), here);
+        let task = spawn(serve_each(listener, "remote device", connect));
         sockets.insert(to.path.clone(), LenderSocket { to: to.clone(), lease, asking: Arc::default(), task });
         Ok(())
     }

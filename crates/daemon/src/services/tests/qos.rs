@@ -102,6 +102,23 @@ fn shares_and_limits_apply_while_another_change_of_the_disk_is_in_progress() {
     });
 }
 
+#[test]
+fn changes_of_the_same_disks_shares_wait_for_each_other() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let limit = |units| QosPatch { limit: Some(units), ..QosPatch::default() };
+        let guard = bench.services.registry.guard_qos("vm").unwrap();
+        let other = async {
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            drop(guard);
+        };
+        let (one, two, ()) = tokio::join!(bench.give("vm", limit(7)), bench.give("vm", limit(8)), other);
+        assert_eq!((one.unwrap().limit.is_some(), two.unwrap().limit.is_some()), (true, true));
+        let last = bench.services.qos.disk("vm").unwrap().qos.limit;
+        assert!([Some(7), Some(8)].contains(&last), "{last:?}");
+    });
+}
+
 /// Promise 5: the shares and reservations that another host sends for a disk are checked before a
 /// shard gets them.
 #[test]

@@ -69,9 +69,13 @@ fn the_size_for_the_target_and_the_largest_block_as_good() {
     assert!((wear.flash_write_bytes_per_day / per_day - 1.0).abs() < 0.01, "{wear:?}");
     let text = live_text(&advice);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    for part in
-        ["now: none", "knee is at 64 MiB", "> 244 MiB", "'hob record'", "10 % of the disk's 4 KiB blocks"]
-    {
+    for part in [
+        "now: none",
+        "knee of the curve is at 64 MiB",
+        "> 244 MiB",
+        "'hob record'",
+        "10 % of the disk's 4 KiB blocks",
+    ] {
         assert!(words.contains(part), "{part}: {text}");
     }
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");

@@ -231,6 +231,23 @@ impl Jobs {
         self.deadlines.front().map(|(deadline, ..)| *deadline)
     }
 
+    /// Describes the oldest unanswered request for the log: what it is, whether it was sent, and
+    /// how many later jobs have ended before it.
+    pub(super) fn describe_oldest(&self) -> Option<String> {
+        let (_, slot, number) =
+            self.deadlines.iter().find(|(_, slot, number)| is_live(&self.jobs, *slot, *number))?;
+        let request = self.requests.iter().find(|request| request.live && request.job == *slot)?;
+        let waiting = self.jobs.iter().filter(|job| job.live && job.number > *number).count() as u64;
+        Some(format!(
+            "{:?} of {} bytes at {}, {}; {} later ones have ended, {waiting} have not",
+            request.command(),
+            request.len,
+            request.offset,
+            if request.sent { "sent" } else { "not sent" },
+            self.count - number - waiting,
+        ))
+    }
+
     /// Changes the deadlines of all jobs from a wait of `before_ns` to `wait_ns`, from the same
     /// start. No deadline becomes earlier than `now`.
     pub(super) fn move_deadlines(&mut self, now: Instant, before_ns: u64, wait_ns: u64) {
@@ -319,5 +336,28 @@ fn place<T>(table: &mut Vec<T>, free: &mut Vec<u32>, item: T) -> u32 {
             table.push(item);
             table.len() as u32 - 1
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_describes_the_oldest_unanswered_request() {
+        let mut jobs = Jobs::default();
+        assert_eq!(jobs.describe_oldest(), None);
+        let slots: Vec<u32> = (0..3)
+            .map(|_| {
+                let job = jobs.add(Asker::Probe, Instant(1), false, (0, 0));
+                jobs.ask(job, What::Trim, 8192, 4096);
+                jobs.queue[jobs.queue.len() - 1]
+            })
+            .collect();
+        assert_eq!(jobs.next_to_send(), Some(slots[0]));
+        let (job, _) = jobs.end_request(slots[1], Ok(()));
+        jobs.end_job(job);
+        let text = "Trim of 4096 bytes at 8192, sent; 1 later ones have ended, 1 have not";
+        assert_eq!(jobs.describe_oldest().as_deref(), Some(text));
     }
 }

@@ -25,7 +25,12 @@ impl NbdBacking {
     pub(super) fn break_connection(&mut self, ring: &mut Ring, now: Instant, why: &str) {
         let State::Connected(connection) = &self.state else { return };
         if self.hold != Hold::Lost && !self.is_provisional() {
-            tracing::warn!(backing = self.info.description, why, "the connection is lost; connecting again");
+            tracing::warn!(
+                backing = self.info.description,
+                why,
+                oldest_request = self.jobs.describe_oldest(),
+                "the connection is lost; connecting again"
+            );
         }
         let fd = connection.fd;
         ring.shutdown(fd);

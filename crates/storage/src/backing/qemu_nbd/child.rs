@@ -10,8 +10,8 @@
 //! The child ends with its [`Server`], and with hob, even when hob is killed. The child asks the
 //! kernel for SIGTERM when its parent thread ends. The parent thread only waits for the child's
 //! end. While qemu-nbd starts, it ignores SIGTERM. So [`end_starting`] kills starting children when
-//! hob ends. If hob was killed, the next hob process kills its children
-//! ([`leftovers`](super::leftovers)).
+//! hob ends. If hob was killed, the next hob process ends its children, and finds out whether they
+//! have stored their changes ([`child_dirs`](super::child_dirs)).
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -39,6 +39,7 @@ use super::read_locks::ReadLocks;
 use super::sandbox::Sandbox;
 use crate::filesystem::{is_memory, may_block};
 use crate::pauses::{self, Pause};
+use crate::unflushed_mark;
 
 /// Longest time that a child process has to end by itself.
 const END_MAX: Duration = Duration::from_secs(5);
@@ -126,6 +127,8 @@ pub(super) struct Server {
     /// Options for the child's access to the image.
     modes: &'static [&'static str],
     start_max: Duration,
+    /// Id of the image's [mark](unflushed_mark); `None` if the image will not be written.
+    mark: Option<[u8; 16]>,
     directory: PrivateDirectory,
     child: Mutex<ChildState>,
     /// Locks of the files of a read-only image. hob holds them also while no child runs.
@@ -224,12 +227,19 @@ impl Server {
         image: Image,
         modes: &'static [&'static str],
         start_max: Duration,
+        mark: Option<[u8; 16]>,
     ) -> io::Result<Server> {
         let (directory, child) = (PrivateDirectory::create()?, Mutex::default());
         let (is_released, taken) = (AtomicBool::new(false), OnceLock::new());
         pauses::watch()?;
         let (locks, content) = (Mutex::default(), OnceLock::new());
-        Ok(Server { image, modes, start_max, directory, child, locks, content, is_released, taken })
+        Ok(Server { image, modes, start_max, mark, directory, child, locks, content, is_released, taken })
+    }
+
+    /// Returns the id of the image's [mark](unflushed_mark); `None` if the image will not be
+    /// written.
+    pub(super) fn mark(&self) -> Option<[u8; 16]> {
+        self.mark
     }
 
     /// Returns the image that the children open.
@@ -239,7 +249,7 @@ impl Server {
 
     /// Returns the path of the socket at which children listen.
     pub(super) fn socket(&self) -> PathBuf {
-        self.directory.path().join("socket")
+        self.directory.socket()
     }
 
     /// Starts a child in place of the previous one, and waits until the child listens. The child
@@ -257,6 +267,25 @@ impl Server {
         let mut place = self.place();
         place.wanted = place.running.as_ref().map(|child| child.opens);
         place.running.as_ref().inspect(|child| is_started(child.pid));
+        if place.wanted == Some(Opens::ReadWrite) {
+            self.name_mark();
+        }
+    }
+
+    /// Records which mark the next hob process reduces if this process is killed and the child then
+    /// stores its changes. The numbers of an earlier process must stay, because the child does not
+    /// have the changes of that process.
+    fn name_mark(&self) {
+        let Some(mark) = self.mark else { return };
+        let kept = unflushed_mark::keep(&mark);
+        let named = kept.and_then(|()| self.directory.name_mark(&unflushed_mark::path_of(&mark)));
+        if let Err(error) = named {
+            tracing::warn!(
+                image = %self.image.path.display(),
+                %error,
+                "if hob is killed, guests get a report of lost writes, although no write is lost"
+            );
+        }
     }
 
     /// Locks the files of a read-only image against writers, until the server is released or
@@ -592,7 +621,7 @@ mod tests {
         let image = dir.path().join("image");
         std::fs::write(&image, vec![0; 1 << 20]).unwrap();
         let image_of = Image { path: image.clone(), format: Format::Raw, files: Vec::new() };
-        let server = Server::new(image_of, &["--cache=writeback"], Duration::from_secs(60)).unwrap();
+        let server = Server::new(image_of, &["--cache=writeback"], Duration::from_secs(60), None).unwrap();
         server.start(Opens::ReadWrite).unwrap();
         server.has_image();
         let kill = || {
