@@ -216,6 +216,13 @@ fn a_device_that_is_an_older_copy_of_itself_is_noticed() {
             daemon.ctl(&["cache", "enable", "vm", "--pool", "fast", "--size", "16M", "--mode", "write-back"]);
         }
         stage.write(2);
+        // The command waits until the recovery has ended, and hob's state has the new ring's number.
+        wait_for("the end of the recovery", || {
+            daemon
+                .try_ctl(&["cache", "set", "vm", "--mode", "write-back"])
+                .status
+                .is_some_and(|status| status.success())
+        });
         daemon.kill();
         std::fs::copy(&copy, &a).unwrap();
         let daemon = stage.start();
