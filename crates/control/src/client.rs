@@ -182,12 +182,13 @@ impl Client {
     /// Returns the body of the response to a request.
     async fn answer_to(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Bytes, ClientError> {
         let check = self.liveness_check.filter(|_| method == Method::GET);
-        let exchange = async {
+        // The exchange is on the heap, because the futures of long commands contain many of them.
+        let exchange = Box::pin(async {
             let (answer, _driver) = self.ask(method, path, body).await?;
             self.collect(answer).await
-        };
+        });
         match check {
-            Some(check) => self.in_time(self.checked(check, exchange)).await,
+            Some(check) => self.in_time(Box::pin(self.checked(check, exchange))).await,
             None => self.in_time(exchange).await,
         }
     }
@@ -197,10 +198,9 @@ impl Client {
     async fn checked<T>(
         &self,
         check: LivenessCheck,
-        work: impl Future<Output = Result<T, ClientError>>,
+        mut work: impl Future<Output = Result<T, ClientError>> + Unpin,
     ) -> Result<T, ClientError> {
         let LivenessCheck { silence_max, check_max } = check;
-        let mut work = std::pin::pin!(work);
         if let Ok(result) = timeout(silence_max, &mut work).await {
             return result;
         }
