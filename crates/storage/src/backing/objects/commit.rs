@@ -12,7 +12,8 @@
 //! timed out may succeed later. So if a number is taken, hob reads the manifest with this number. A
 //! manifest of this epoch is from an earlier flush of this owner and is ignored, because the next
 //! manifest has all of its content. A manifest of another epoch means that another writer has taken
-//! the disk.
+//! the disk. A reply that is no undamaged manifest says nothing about the owner: the disk stays with
+//! this owner, and the flush that needs the reply retries.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -101,7 +102,7 @@ impl Disk {
         if self.here.is_none() && self.store.has_outage() {
             // A reader makes no other periodic call that notices the end of the outage.
             let newest = self.state().sequence;
-            let _ = self.store.peek(Name::Manifest(newest)).await;
+            let _ = self.store.peek_manifest(newest).await;
         }
         if self.here.is_none() || self.state().lost {
             return seen;
@@ -129,7 +130,7 @@ impl Disk {
     /// Checks whether another writer created the next manifest. The caller holds `turn`.
     async fn look_at_next(&self) {
         let next = self.state().sequence + 1;
-        if let Ok(bytes) = self.store.peek(Name::Manifest(next)).await {
+        if let Ok(bytes) = self.store.peek_manifest(next).await {
             let _ = self.is_own(next, &bytes);
         }
     }
@@ -234,7 +235,7 @@ impl Disk {
             let (name, bytes) = (Name::Manifest(manifest.sequence), Bytes::from(manifest.encode()));
             match self.store.create(name, bytes).await {
                 Err(StoreError::Present) => {
-                    let there = self.store.get(name, None).await?;
+                    let there = self.store.get_manifest(manifest.sequence).await?;
                     if !self.is_own(manifest.sequence, &there) {
                         return Err(StoreError::Refused("another host has taken the disk".into()));
                     }

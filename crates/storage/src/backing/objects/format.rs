@@ -266,6 +266,11 @@ pub(super) fn decode_page(
     Ok(entries)
 }
 
+/// Returns true if some version of hob wrote these bytes as a manifest, and they are undamaged.
+pub(super) fn is_intact_manifest(bytes: &[u8]) -> bool {
+    bytes.len() >= TABLE_AT && bytes.starts_with(MANIFEST_MAGIC) && is_sealed(bytes, CRC_AT)
+}
+
 fn check(bytes: &[u8], magic: &[u8; 8], at_least: usize) -> Result<(), String> {
     if bytes.len() < at_least || !bytes.starts_with(magic) {
         return Err("hob did not write this".into());
@@ -354,11 +359,13 @@ mod tests {
     fn damaged_manifests_are_detected() {
         let whole = manifest().encode();
         assert!(Manifest::decode(&whole, 43).is_err());
+        assert!(is_intact_manifest(&whole));
         for at in 0..whole.len() {
             let mut bytes = whole.clone();
             bytes[at] ^= 0x10;
             assert!(Manifest::decode(&bytes, 42).is_err(), "byte {at}");
             assert!(Manifest::decode(&whole[..at], 42).is_err(), "{at} bytes");
+            assert!(!is_intact_manifest(&bytes) && !is_intact_manifest(&whole[..at]), "{at}");
         }
     }
 
@@ -396,6 +403,11 @@ mod tests {
             }
         }
         assert!(spoil(&|bytes| bytes.push(0)).is_err());
+        let mut newer = manifest().encode();
+        put(&mut newer, 0x08, &2u32.to_le_bytes());
+        seal(&mut newer, CRC_AT);
+        assert!(Manifest::decode(&newer, 42).is_err());
+        assert!(is_intact_manifest(&newer), "a newer version of hob wrote it");
         let last = Manifest { sequence: u64::MAX, ..manifest() };
         assert!(Manifest::decode(&last.encode(), u64::MAX).is_err(), "a manifest without a next one");
     }

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::format::Name;
+use super::format::{Name, is_intact_manifest};
 use super::outage::{CallKind, StoreOutage};
 
 /// Result of a call to the object store.
@@ -207,13 +207,33 @@ impl RetryingStore {
         self.repeat(CallKind::Cleanup, "its directory", 0, || self.objects.tidy()).await
     }
 
-    /// Reads an object once, without retries.
-    pub(super) async fn peek(&self, name: Name) -> Result<Bytes, StoreError> {
+    /// Reads a manifest once, without retries. A reply that is no manifest is a failure, as in
+    /// [`get_manifest`](Self::get_manifest).
+    pub(super) async fn peek_manifest(&self, sequence: u64) -> Result<Bytes, StoreError> {
         let began = Instant::now();
-        let look = timeout(ATTEMPT_MIN, self.objects.get(name, None)).await;
+        let look = timeout(ATTEMPT_MIN, self.attempt_manifest(sequence)).await;
         let result = look.unwrap_or_else(|_| Err(no_answer()));
         self.report(CallKind::Read, began, &result);
         result
+    }
+
+    /// Reads a manifest. A reply that is no undamaged manifest is retried like any failure, because
+    /// a proxy between hob and the store can answer with a page of its own and the status 200.
+    pub(super) async fn get_manifest(&self, sequence: u64) -> Result<Bytes, StoreError> {
+        let attempt = || -> Boxed<'_, Bytes> { Box::pin(self.attempt_manifest(sequence)) };
+        self.repeat(CallKind::Read, Name::Manifest(sequence), 0, attempt).await
+    }
+
+    async fn attempt_manifest(&self, sequence: u64) -> Result<Bytes, StoreError> {
+        let name = Name::Manifest(sequence);
+        let bytes = self.objects.get(name, None).await?;
+        if is_intact_manifest(&bytes) {
+            return Ok(bytes);
+        }
+        Err(StoreError::Failed(format!(
+            "the reply to a read of {name} is not a manifest that hob wrote; does a proxy answer in \
+            place of the store?"
+        )))
     }
 
     pub(super) async fn delete(&self, name: Name) -> Result<(), StoreError> {

@@ -87,6 +87,26 @@ fn an_idle_owner_detects_its_loss_too() {
     });
 }
 
+/// A proxy answers with a page of its own in place of the store. The owner keeps the disk, and stores
+/// its data when the store answers again.
+#[test]
+fn a_reply_that_is_no_manifest_takes_no_disk() {
+    block_on(async {
+        let shop = shop_of(SIZE).await;
+        let disk = open(shop.client(), &a()).await.unwrap();
+        write(&disk, 0, &[1; 512]).await.unwrap();
+        let next = Name::Manifest(disk.state().sequence + 1);
+        shop.insert(next, b"<html>Please log in</html>".to_vec());
+        disk.look_after(0).await;
+        assert!(!disk.state().lost);
+        assert_eq!(disk.flush().await, Err(IoError::Failed), "the number is taken");
+        assert!(!disk.state().lost);
+        shop.remove(next);
+        disk.flush().await.unwrap();
+        assert_eq!(content(&shop).await[0], 1);
+    });
+}
+
 /// The owner is paused while others take the disk, write many manifests and delete the old ones.
 /// The manifest with the paused owner's next number is kept, so that the owner stays fenced.
 #[test]
