@@ -180,6 +180,34 @@ fn both_ways_to_a_disk_show_the_same() {
     stage.hob.stop();
 }
 
+/// Programs such as rsync copy a file again only if its times have changed.
+#[test]
+fn the_times_show_changes_by_any_client() {
+    let stage = Stage::cached();
+    let path = stage.scratch.path("vm.img");
+    let times = || {
+        // The kernel may return attributes that are up to 1 s old.
+        std::thread::sleep(Duration::from_millis(1_200));
+        let found = fs::metadata(&path).unwrap();
+        assert_eq!(found.mtime(), found.ctime());
+        found.mtime()
+    };
+    let first = times();
+    let mut client = stage.hob.connect();
+    client.read(0, 4096).unwrap();
+    assert_eq!(times(), first, "reads change nothing");
+    client.write(0, &[1; 4096]).unwrap();
+    let second = times();
+    assert!(second > first);
+    stage.open().write_all_at(&[2; 4096], 4096).unwrap();
+    let third = times();
+    assert!(third > second);
+    client.write_zeroes(0, 4096).unwrap();
+    assert!(times() > third);
+    drop(client);
+    stage.hob.stop();
+}
+
 #[test]
 fn a_disk_that_is_read_only_is_a_file_that_is() {
     let stage = Stage::of(SIZE, |serve| serve.flag("--read-only"));

@@ -15,6 +15,10 @@
 //! made through other front ends. The session answers a write when the engine has acknowledged the
 //! write. Owner and permission bits can be changed, but are lost when the file is unmounted.
 //!
+//! # Times
+//! Programs such as rsync copy a file only if its times have changed. All times of the file are
+//! those of the last change of the disk that the session knows of ([`Session::note_version`]).
+//!
 //! # Limits
 //! At most [`COMMANDS_MAX`] requests wait for the engine's reply. When [`Session::is_full`] returns
 //! true, the caller stops reading messages. The kernel is not trusted: a malformed message is
@@ -33,7 +37,7 @@ use std::collections::VecDeque;
 
 use hob_engine::REQUEST_BYTES_MAX;
 use hob_engine::io::{BufferSlice, Durability, IoError, Op, PayloadMemory, Promote, Reply, Request, Zeroing};
-use hob_engine::units::{BufferId, DiskId, RequestId, sector_ceil};
+use hob_engine::units::{BufferId, DiskId, Instant, RequestId, sector_ceil};
 
 use crate::payload::{Payload, alloc_for, slice_for};
 use crate::slots::Slots;
@@ -98,6 +102,8 @@ pub struct Session {
     requests: VecDeque<Request>,
     answers: VecDeque<(Answer, Option<BufferSlice>)>,
     held_bytes: usize,
+    /// Version of the disk's data when the times of the file were last determined.
+    version: Option<(Instant, u64)>,
     /// True if the connection has ended. Answers are then dropped.
     dead: bool,
 }
@@ -116,6 +122,7 @@ impl Session {
             requests: VecDeque::new(),
             answers: VecDeque::new(),
             held_bytes: 0,
+            version: None,
             dead: false,
         }
     }
@@ -142,6 +149,21 @@ impl Session {
     /// Returns the current attributes of the file.
     pub fn file(&self) -> &Attributes {
         &self.file
+    }
+
+    /// Returns true if the answer to `message` has the times of the file. The caller then calls
+    /// [`note_version`](Self::note_version) before it passes the message.
+    pub fn asks_for_times(message: &[u8]) -> bool {
+        wire::asks_for_attributes(message)
+    }
+
+    /// Sets the times of the file to `seconds` since 1970 if `version` differs from that of the last
+    /// call. `version` differs after each change of the disk's data. Each change makes the times
+    /// later, also if the host's clock was set back.
+    pub fn note_version(&mut self, version: (Instant, u64), seconds: u64) {
+        if self.version.replace(version) != Some(version) {
+            self.file.seconds = seconds.max(self.file.seconds.saturating_add(1));
+        }
     }
 
     /// Sets the size of the disk, and so of the file, in bytes.

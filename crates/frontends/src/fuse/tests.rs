@@ -267,6 +267,28 @@ fn the_file_has_one_size_and_changing_owners() {
     rig.is_idle();
 }
 
+/// Backup programs skip a file whose times are those of the last backup.
+#[test]
+fn a_change_of_the_disk_changes_the_times() {
+    let mut rig = Rig::new(false);
+    let asks = message(3, &[0; 16]);
+    assert!(Session::asks_for_times(&asks) && Session::asks_for_times(&set_attributes(1, 0, 0, 0, 0)));
+    assert!(!Session::asks_for_times(&read(0, 512)) && !Session::asks_for_times(&asks[..7]));
+    let mut times = |version, seconds| {
+        rig.session.note_version(version, seconds);
+        let (_, out) = rig.asked(&asks);
+        [40, 48, 56].map(|at| u64_at(&out, at))
+    };
+    let since = Instant(7);
+    let first = 1_700_000_100;
+    assert_eq!(times((since, 0), first), [first; 3]);
+    assert_eq!(times((since, 0), first + 50), [first; 3], "nothing has changed");
+    assert_eq!(times((since, 512), first + 60), [first + 60; 3]);
+    assert_eq!(times((since, 1024), first + 60), [first + 61; 3], "two changes in one second");
+    assert_eq!(times((since, 2048), 5), [first + 62; 3], "the clock was set back");
+    assert_eq!(times((Instant(8), 2048), first + 99), [first + 99; 3], "the statistics were reset");
+}
+
 /// When the disk grows, the kernel is notified to read the attributes again. Later requests are cut
 /// at the new end.
 #[test]

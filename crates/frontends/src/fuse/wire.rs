@@ -49,9 +49,9 @@ mod flag {
 /// writes.
 const OPEN_FLAGS: u32 = 1 | 1 << 5 | 1 << 6;
 
-/// Time that the kernel may cache file attributes, seconds. A long time is safe: only requests of
-/// the kernel change the attributes, except the size, and hob notifies the kernel of a new size.
-const ATTRIBUTES_SECONDS: u64 = 60;
+/// Time that the kernel may cache file attributes, seconds. hob does not notify the kernel when
+/// another client changes the disk, so the times of the file are outdated for this long.
+const ATTRIBUTES_SECONDS: u64 = 1;
 
 mod opcode {
     pub(super) const FORGET: u32 = 2;
@@ -194,7 +194,7 @@ pub struct Attributes {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Time of the mount, in seconds since 1970.
+    /// Times of the file, in seconds since 1970: that of the mount or of a later change.
     pub seconds: u64,
 }
 
@@ -222,6 +222,13 @@ pub(super) fn decode_header(message: &[u8]) -> Option<Header> {
     let header = Header { opcode: head.u32(4).ok()?, unique: head.u64(8).ok()? };
     // The kernel never sends a message in parts.
     (len as usize == message.len()).then_some(header)
+}
+
+/// Returns true if the answer to the message has the file's attributes.
+#[inline]
+pub(super) fn asks_for_attributes(message: &[u8]) -> bool {
+    let opcode = Arguments(message).u32(4);
+    matches!(opcode, Ok(opcode::GETATTR | opcode::SETATTR))
 }
 
 /// Decodes the arguments of a FUSE message, after its header.
