@@ -363,6 +363,29 @@ fn open_files_keep_disks_and_not_daemons() {
     daemon.stop();
 }
 
+/// Another program unmounts the file, so the path shows an empty file. hob reports that, and mounts
+/// the file again by command.
+#[test]
+fn a_file_that_another_program_unmounts_is_reported() {
+    let scratch = Scratch::new();
+    let path = scratch.text("vm.img");
+    let _unmount = Unmount::at(&scratch.path("vm.img"));
+    noise_file(&scratch.path("disk.img"), MIB, 7);
+    let backing = scratch.text("disk.img");
+    scratch.configure(&format!("[[disk]]\nname = \"vm\"\nbacking = \"{backing}\"\nfuse = \"{path}\"\n"));
+    let daemon = scratch.start_daemon();
+    wait_for("the file", || fs::metadata(&path).is_ok_and(|found| found.len() == MIB));
+    Tool::new("umount").arg(&path).run();
+    let health = || daemon.try_ctl(&["health"]).all();
+    wait_for("the report", || health().contains("another program has unmounted its file"));
+    assert!(daemon.ctl(&["disk", "show", "vm"]).contains("has unmounted"));
+    daemon.ctl(&["disk", "set", "vm", "--fuse", ""]);
+    daemon.ctl(&["disk", "set", "vm", "--fuse", &path]);
+    assert_same_file(Path::new(&path), &scratch.path("disk.img"));
+    assert!(!health().contains("unmounted"), "{}", health());
+    daemon.stop();
+}
+
 /// The file grows together with the disk, and programs with an open file can use the new part.
 #[test]
 fn a_file_grows_with_its_disk() {

@@ -6,11 +6,12 @@
 //! file, so the same users may open it. Code of this module must not access the mounted file,
 //! because the shard, which would have to answer, does not serve this file yet.
 
-use std::ffi::CString;
+use std::collections::HashSet;
+use std::ffi::{CString, OsString};
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -117,6 +118,11 @@ impl Mount {
         let file =
             Attributes { size, mode: below.mode() & 0o7777, uid: below.uid(), gid: below.gid(), seconds };
         Ok((mount, Connection { device, file }))
+    }
+
+    /// Returns the path of the mount, with resolved directories.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Takes over a mount of the previous daemon process.
@@ -231,11 +237,17 @@ fn clear(path: &Path) -> Result<(), MountError> {
 
 /// Returns true if exactly this path is a mount point.
 fn is_mount_point(path: &Path) -> bool {
-    let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
-    table.split(|byte| *byte == b'\n').any(|line| {
-        let point = line.split(|byte| *byte == b' ').nth(4);
-        point.is_some_and(|point| unescaped(point) == path.as_os_str().as_bytes())
-    })
+    mount_points().is_ok_and(|points| points.contains(path))
+}
+
+/// Returns the paths at which file systems are mounted.
+pub(crate) fn mount_points() -> io::Result<HashSet<PathBuf>> {
+    let table = fs::read("/proc/self/mountinfo")?;
+    let point = |line: &[u8]| {
+        let point = line.split(|byte| *byte == b' ').nth(4)?;
+        Some(PathBuf::from(OsString::from_vec(unescaped(point))))
+    };
+    Ok(table.split(|byte| *byte == b'\n').filter_map(point).collect())
 }
 
 /// Undoes the octal escapes of /proc/self/mountinfo.

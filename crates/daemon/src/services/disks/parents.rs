@@ -47,6 +47,8 @@ pub(in crate::services) struct ParentLink {
     linked: Option<String>,
     /// Reason why no disk serves the parent.
     reason: Option<String>,
+    /// True if the parent has changed since the disk of the parent was opened.
+    is_outdated: bool,
 }
 
 impl Disks {
@@ -198,9 +200,11 @@ impl Disks {
             shard.link_parent(disk.id, parent.map(|(_, _, id, _)| *id));
             link.linked = parent.map(|(_, name, ..)| name.clone());
             let named = disk.wanted.share_parent.as_ref().and_then(|share| share.disk.as_ref());
+            link.is_outdated =
+                parent.is_none() && !there_is_one && named.is_some_and(|named| online.contains(named));
             link.reason = match (parent, there_is_one) {
                 (Some(_), _) => None,
-                (None, false) if named.is_some_and(|named| online.contains(named)) => Some(
+                (None, false) if link.is_outdated => Some(
                     "its parent has changed since the disk of the parent was opened: its file was written, \
                      renamed or replaced. The clone reads it itself; to share again, restart hob, or remove \
                      all clones of the parent and add them again"
@@ -252,6 +256,15 @@ impl Disks {
         }
         Err(conflict!("{name} serves the parent of these clones: {}", clones.join(", "))
             .hint("hob removes it with the last clone"))
+    }
+}
+
+impl DiskEntry {
+    /// Returns the name of the disk that serves the clone's parent if the parent has changed since
+    /// that disk was opened.
+    pub(in crate::services) fn changed_parent(&self) -> Option<&str> {
+        let is_outdated = self.parent.as_ref().is_some_and(|link| link.is_outdated);
+        self.wanted.share_parent.as_ref().filter(|_| is_outdated)?.disk.as_deref()
     }
 }
 

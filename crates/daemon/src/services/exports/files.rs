@@ -5,6 +5,9 @@
 //! Later failures do not stop the disk: hob serves it without the file, shows the reason, and
 //! retries the mount every few seconds.
 //!
+//! hob reports a file that another program has unmounted, and does not mount the file again by
+//! itself: an operator may have unmounted it on purpose, or the host shuts down.
+//!
 //! A file that a program has open prevents the removal of its disk and its export. When the daemon
 //! stops, it does not wait for such a program: the daemon unmounts the file, and the program
 //! receives errors.
@@ -34,6 +37,8 @@ pub(in crate::services) struct FileEntry {
     pub(in crate::services) mount: Option<Mount>,
     /// Reason why the file is not mounted.
     pub(in crate::services) reason: Option<String>,
+    /// True if another program has unmounted the file.
+    pub(in crate::services) unmounted: bool,
 }
 
 impl DiskState {
@@ -80,6 +85,28 @@ impl DiskEntry {
         };
         let reasons: Vec<String> = self.files.iter().filter_map(say).collect();
         (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+
+    /// Returns which files of the disk another program has unmounted, and what to do; `None` if there
+    /// are none.
+    pub(in crate::services) fn unmounted_files(&self) -> Option<String> {
+        let is_unmounted = |file: &FileEntry| file.mount.is_some() && file.unmounted;
+        let say = |(export, path): (&str, &str)| {
+            self.files.get(export).filter(|file| is_unmounted(file))?;
+            Some(if export == self.wanted.name {
+                format!(
+                    "another program has unmounted its file {path}; 'hob disk set {export} --fuse \"\"' and then \
+                     'hob disk set {export} --fuse {path}' mount it again"
+                )
+            } else {
+                format!(
+                    "another program has unmounted the file {path} of the export {export}; remove the export and \
+                     add it again to mount the file"
+                )
+            })
+        };
+        let all: Vec<String> = self.wanted.files().filter_map(say).collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 
     /// Removes all mounts from the disk's entry and returns them, by export. Dropping a mount
@@ -171,7 +198,9 @@ impl ExportService {
     }
 
     fn keep_mount(&self, name: &str, export: &str, mount: Mount) -> Result<()> {
-        self.registry.inner().disk_mut(name)?.files.entry(export.to_owned()).or_default().mount = Some(mount);
+        let mut inner = self.registry.inner();
+        let file = inner.disk_mut(name)?.files.entry(export.to_owned()).or_default();
+        (file.mount, file.unmounted) = (Some(mount), false);
         Ok(())
     }
 

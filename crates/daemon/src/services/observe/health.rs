@@ -335,6 +335,8 @@ impl DiskEntry {
                     let reason = format!("its file cannot be mounted: {why}; hob retries every few seconds");
                     (ProblemKind::ExportFailed, reason)
                 }));
+                problems.extend(self.unmounted_files().map(|why| (ProblemKind::ExportFailed, why)));
+                problems.extend(self.golden_image_problem(inner));
                 problems
             }
         }
@@ -356,6 +358,30 @@ impl DiskEntry {
             ),
         };
         Some((ProblemKind::CrashLogMissing, reason))
+    }
+
+    /// Returns a problem if the disk serves a golden image that has changed while clones use it.
+    fn golden_image_problem(&self, inner: &Inner) -> Option<(ProblemKind, String)> {
+        // Each golden image is read-only. The check of the clones is only for disks that may be one.
+        if !self.wanted.read_only || self.constant.is_some() {
+            return None;
+        }
+        let name = self.wanted.name.as_str();
+        let is_concerned = |clone: &&DiskEntry| {
+            matches!(clone.phase, DiskPhase::Online(_)) && clone.changed_parent() == Some(name)
+        };
+        let clones = inner.disks.values().filter(is_concerned);
+        let clones: Vec<&str> = clones.map(|clone| clone.wanted.name.as_str()).collect();
+        if clones.is_empty() {
+            return None;
+        }
+        let reason = format!(
+            "its image was written, renamed or replaced, or its attributes were changed, while the clones {} use \
+             it. They read the image themselves now, and a write may have damaged their filesystems. To share the \
+             image again, restart hob, or remove all its clones and add them again",
+            clones.join(", ")
+        );
+        Some((ProblemKind::FileMissing, reason))
     }
 
     fn flush_problem(&self) -> Option<(ProblemKind, String)> {

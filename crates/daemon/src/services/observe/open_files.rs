@@ -2,7 +2,8 @@
 //! replaced while hob has them open. hob continues to use the open file, but would find another
 //! file, or no file, when it opens the path again. So `hob health` reports these files. The same
 //! check detects files of pools that were truncated, because hob would refuse them, and raw files
-//! that are shorter than their disks.
+//! that are shorter than their disks. Also detects files of disks (FUSE) that another program has
+//! unmounted.
 //!
 //! Only one check of all paths is in progress at a time, so a filesystem that hangs also delays the
 //! check of files on other filesystems.
@@ -19,7 +20,8 @@ use hob_storage::backing::Format;
 
 use super::Observe;
 use crate::hardware::{Backing, FileNumber, Monitor, file_number};
-use crate::services::registry::DiskPhase;
+use crate::mount::mount_points;
+use crate::services::registry::{DiskEntry, DiskPhase};
 
 /// Interval between two checks of the paths of open files.
 pub(in crate::services) const FILES_EVERY: Duration = Duration::from_secs(5);
@@ -176,9 +178,43 @@ impl Observe {
         }
         let service = self.clone();
         tokio::task::spawn_blocking(move || {
+            service.check_mounts();
             service.check_open_files();
             service.open_files().is_asked = false;
         });
+    }
+
+    /// Detects files of disks that another program has unmounted.
+    fn check_mounts(&self) {
+        let of_disk = |(name, disk): (&String, &DiskEntry)| -> Vec<(String, String, PathBuf)> {
+            let mounted = disk.files.iter().filter_map(|(export, file)| Some((export, file.mount.as_ref()?)));
+            mounted.map(|(export, mount)| (name.clone(), export.clone(), mount.path().to_owned())).collect()
+        };
+        // The table of mounts is read after the list, so that it has each mount of the list.
+        let mounted: Vec<_> = self.registry.inner().disks.iter().flat_map(of_disk).collect();
+        if mounted.is_empty() {
+            return;
+        }
+        let points = match mount_points() {
+            Ok(points) => points,
+            Err(error) => {
+                tracing::debug!("cannot read the table of mounts: {error}");
+                return;
+            }
+        };
+        let mut inner = self.registry.inner();
+        for (name, export, path) in mounted {
+            let Ok(disk) = inner.disk_mut(&name) else { continue };
+            let Some(file) = disk.files.get_mut(&export) else { continue };
+            let is_unmounted = file.mount.is_some() && !points.contains(&path);
+            if is_unmounted && !file.unmounted {
+                tracing::warn!(
+                    "disk {name}: another program has unmounted the file {} (see 'hob health')",
+                    path.display()
+                );
+            }
+            file.unmounted = is_unmounted;
+        }
     }
 
     /// Checks the paths of all open files for health. May hang with a filesystem.

@@ -5,6 +5,7 @@
 
 use std::process::Command;
 
+use hob_control::{HealthProblem, ProblemKind};
 use hob_engine::command::Access;
 
 use super::*;
@@ -127,6 +128,11 @@ fn clones_of_an_image_share_a_disk_until_the_image_changes() {
             assert_eq!((clone.state, clone.parent), (DiskLife::Online, None));
             assert!(clone.parent_reason.unwrap().contains("parent has changed"));
         }
+        let problems = bench.services.observe.health().await.problems;
+        let is_it = |it: &&HealthProblem| {
+            it.kind == ProblemKind::FileMissing && it.subject == "base.img" && it.reason.contains("a, b")
+        };
+        assert_eq!(problems.iter().filter(is_it).count(), 1, "{problems:?}");
         // A clone that is opened now finds the file in a different state than the disk.
         let backing = qcow2_above(&bench, "c.qcow2", "raw", "base.img");
         bench.services.disks.disk_add(clone_at("c", backing)).await.unwrap();
