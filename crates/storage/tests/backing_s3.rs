@@ -28,11 +28,11 @@ fn stage(wait_max: Duration) -> (Store, Rig, Vec<u8>) {
     (store, rig, data)
 }
 
-/// Requests wait, and do not fail, while the store replies 503 SlowDown or refuses expired
-/// credentials.
+/// Requests wait, and do not fail, while the store replies 503 SlowDown, refuses expired credentials
+/// or has no bucket.
 #[test]
 fn requests_wait_while_the_store_is_overloaded_or_refuses_the_credentials() {
-    for outage in [Outage::SlowDown, Outage::Forbidden, Outage::ExpiredToken] {
+    for outage in [Outage::SlowDown, Outage::Forbidden, Outage::ExpiredToken, Outage::NoBucket] {
         let (store, mut rig, data) = stage(Duration::from_secs(25));
         let other = pattern(OBJECT as usize, 2);
         for number in 0..2u64 {
@@ -84,9 +84,12 @@ fn await_condition(rig: &mut Rig, is_wanted: impl Fn(&Condition) -> bool) -> Con
 /// ends when the store answers. This also holds for a disk without requests.
 #[test]
 fn an_outage_of_the_store_is_reported_until_it_ends() {
-    for (outage, code) in
-        [(Outage::SlowDown, "503"), (Outage::Forbidden, "403"), (Outage::ExpiredToken, "ExpiredToken")]
-    {
+    for (outage, code) in [
+        (Outage::SlowDown, "503"),
+        (Outage::Forbidden, "403"),
+        (Outage::ExpiredToken, "ExpiredToken"),
+        (Outage::NoBucket, "the bucket does not exist"),
+    ] {
         let (store, mut rig, data) = stage(PATIENCE);
         // An idle disk notices the outage only after some seconds.
         let loads: &[bool] = if outage == Outage::Forbidden { &[false, true] } else { &[false] };

@@ -16,6 +16,8 @@ pub enum Outage {
     Forbidden,
     /// 400 ExpiredToken: the credentials have expired.
     ExpiredToken,
+    /// 404 NoSuchBucket: the storage of the server is not mounted.
+    NoBucket,
 }
 
 impl Outage {
@@ -24,6 +26,7 @@ impl Outage {
             Outage::SlowDown => ("503 Slow Down", "SlowDown"),
             Outage::Forbidden => ("403 Forbidden", "AccessDenied"),
             Outage::ExpiredToken => ("400 Bad Request", "ExpiredToken"),
+            Outage::NoBucket => ("404 Not Found", "NoSuchBucket"),
         }
     }
 }

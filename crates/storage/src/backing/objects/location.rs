@@ -279,6 +279,12 @@ fn tidy(directory: &FilePath) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns true if the store replied that the whole bucket or container does not exist. A server
+/// whose storage is not mounted yet gives this reply too, so no object counts as lost.
+fn says_no_bucket(reply: &str) -> bool {
+    ["NoSuchBucket", "ContainerNotFound"].iter().any(|code| reply.contains(&format!("<Code>{code}</Code>")))
+}
+
 /// Converts an error of the `object_store` crate to a [`StoreError`].
 fn understand(error: &Error) -> StoreError {
     let mut cause = error.source();
@@ -295,6 +301,9 @@ fn understand(error: &Error) -> StoreError {
         }
     }
     match error {
+        Error::NotFound { .. } if says_no_bucket(&error.to_string()) => {
+            StoreError::Failed(format!("the bucket does not exist, or its storage is not mounted: {error}"))
+        }
         Error::NotFound { .. } => StoreError::Absent,
         Error::AlreadyExists { .. } | Error::Precondition { .. } => StoreError::Present,
         Error::Generic { .. } | Error::JoinError { .. } => StoreError::Failed(error.to_string()),
