@@ -6,8 +6,8 @@ use anyhow::bail;
 use clap::Args;
 use hob_control::{CacheEnable, CacheSettings, DiskAdd, Endpoint, Size};
 use hob_daemon::{
-    AllowEntry, ClientMatch, ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, Plan, Serving, TlsFiles,
-    ring_kind,
+    AllowEntry, CONTROL_SOCKET, ClientMatch, ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, Plan, Serving,
+    TlsFiles, ring_kind,
 };
 use hob_storage::ring::RingKind;
 
@@ -135,11 +135,13 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
 }
 
 /// Refuses a Unix socket in a directory that does not exist. A daemon would create the directory;
-/// a path on the command line is more likely to be a mistake.
+/// a path on the command line is more likely to be a mistake. hob creates only its own directory,
+/// `/run/hob`, which is missing while no unit runs hob.
 fn check_directory(endpoint: &Endpoint) -> anyhow::Result<()> {
     let Endpoint::Unix(path) = endpoint else { return Ok(()) };
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
-    match directory.filter(|directory| !Path::exists(directory)) {
+    let is_own = |directory: &Path| Path::new(CONTROL_SOCKET).parent() == Some(directory);
+    match directory.filter(|directory| !directory.exists() && !is_own(directory)) {
         None => Ok(()),
         Some(missing) => {
             bail!(
@@ -147,5 +149,19 @@ fn check_directory(endpoint: &Endpoint) -> anyhow::Result<()> {
                 missing.display()
             )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_needs_a_directory_unless_it_is_hobs_own() {
+        let check = |path: &str| check_directory(&Endpoint::Unix(path.into()));
+        check("/run/hob/vm.sock").unwrap();
+        check("vm.sock").unwrap();
+        let error = check("/no/such/vm.sock").unwrap_err().to_string();
+        assert!(error.contains("create the directory /no/such"), "{error}");
     }
 }

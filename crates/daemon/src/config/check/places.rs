@@ -18,36 +18,47 @@ const PATH_BYTES_MAX: usize = 107;
 /// Maximum time for examining all paths.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
 
+/// How hob treats the directory of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Directory {
+    /// hob creates the directory if it does not exist.
+    IsCreated,
+    /// The directory must exist.
+    MustExist,
+}
+
 /// Checks that each Unix socket of the file can be created at its path.
 pub(in super::super) fn check_places(config: &Config, found: &mut Findings<'_>) {
-    let mut sockets: Vec<(String, PathBuf)> = Vec::new();
-    let mut add = |at: String, path: &Path| sockets.push((at, path.to_owned()));
+    let mut sockets: Vec<(String, (PathBuf, Directory))> = Vec::new();
+    let mut add =
+        |at: String, path: &Path, directory: Directory| sockets.push((at, (path.to_owned(), directory)));
     let lists = [("listen", &config.listen), ("control.listen", &config.control.listen)];
     for (key, endpoints) in lists {
         for (number, endpoint) in endpoints.iter().enumerate() {
             if let Endpoint::Unix(path) = endpoint {
-                add(format!("{key}.{number}"), path);
+                add(format!("{key}.{number}"), path, Directory::IsCreated);
             }
         }
     }
     for (number, entry) in config.nbd.iter().enumerate() {
         if let Endpoint::Unix(path) = &entry.listen {
-            add(format!("nbd.{number}.listen"), path);
+            add(format!("nbd.{number}.listen"), path, Directory::IsCreated);
         }
     }
     for (number, disk) in config.disks.iter().enumerate() {
         if let Some(path) = &disk.vhost_user {
-            add(format!("disk.{number}.vhost_user"), Path::new(path));
+            add(format!("disk.{number}.vhost_user"), Path::new(path), Directory::MustExist);
         }
         for (place, export) in disk.exports.iter().enumerate() {
             if let Some(path) = &export.vhost_user {
-                add(format!("disk.{number}.export.{place}.vhost_user"), Path::new(path));
+                let at = format!("disk.{number}.export.{place}.vhost_user");
+                add(at, Path::new(path), Directory::MustExist);
             }
         }
     }
-    let paths: Vec<PathBuf> = sockets.iter().map(|(_, path)| path.clone()).collect();
-    let answers = query_all(paths, ANSWER_MAX, |path| Some(check_place(path)));
-    for ((at, path), answer) in sockets.iter().zip(answers) {
+    let paths: Vec<(PathBuf, Directory)> = sockets.iter().map(|(_, place)| place.clone()).collect();
+    let answers = query_all(paths, ANSWER_MAX, |(path, directory)| Some(check_place(path, *directory)));
+    for ((at, (path, _)), answer) in sockets.iter().zip(answers) {
         let is_hung = answer.is_none();
         if let Err(what) = answer.unwrap_or_else(|| Err("its filesystem does not respond".to_owned())) {
             found.add(at, format!("a socket cannot be created at {}: {what}", path.display()));
@@ -59,7 +70,7 @@ pub(in super::super) fn check_places(config: &Config, found: &mut Findings<'_>) 
 }
 
 /// Returns why no socket can be created at this path.
-fn check_place(path: &Path) -> Result<(), String> {
+fn check_place(path: &Path, treatment: Directory) -> Result<(), String> {
     let bytes = path.as_os_str().len();
     if bytes > PATH_BYTES_MAX {
         return Err(format!("the path has {bytes} bytes, and {PATH_BYTES_MAX} is the maximum"));
@@ -71,6 +82,10 @@ fn check_place(path: &Path) -> Result<(), String> {
         _ => {}
     }
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = match treatment {
+        Directory::MustExist => directory,
+        Directory::IsCreated => directory.ancestors().find(|path| path.exists()).unwrap_or(Path::new(".")),
+    };
     match std::fs::metadata(directory) {
         Ok(metadata) if metadata.is_dir() => {}
         Ok(_) => return Err(format!("{} is not a directory", directory.display())),
@@ -87,7 +102,7 @@ mod tests {
     #[test]
     fn a_place_is_an_unused_name_in_a_directory() {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| check_place(&dir.path().join(name));
+        let at = |name: &str| check_place(&dir.path().join(name), Directory::MustExist);
         assert_eq!(at("a.sock"), Ok(()));
         let _listener = std::os::unix::net::UnixListener::bind(dir.path().join("used.sock")).unwrap();
         assert_eq!(at("used.sock"), Ok(()), "a running daemon has it");
@@ -96,5 +111,8 @@ mod tests {
         assert!(at("file/a.sock").unwrap_err().contains("ot a directory"));
         assert!(at("none/a.sock").unwrap_err().contains("No such file"));
         assert!(at(&"x".repeat(108)).unwrap_err().contains("107 is the maximum"));
+        let below = |name: &str| check_place(&dir.path().join(name), Directory::IsCreated);
+        assert_eq!((below("a.sock"), below("none/more/a.sock")), (Ok(()), Ok(())), "hob creates none/more");
+        assert!(below("file/more/a.sock").unwrap_err().contains("is not a directory"));
     }
 }
