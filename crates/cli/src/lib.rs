@@ -316,12 +316,16 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<output::StdoutError>().is_some_and(|output::StdoutError(io)| is_pipe(io))
 }
 
+/// Default log filter. The crate `object_store` reports each failed attempt of a request at the level
+/// INFO, without the disk. hob retries for longer, and reports the outage itself.
+const LOG_FILTER: &str = "info,object_store=warn";
+
 fn start_log(filter: Option<&str>, format: Option<LogFormat>) -> Result<(), String> {
     use clap::ValueEnum;
     use std::io::IsTerminal;
 
     let from_env = std::env::var("HOB_LOG").ok();
-    let text = filter.or(from_env.as_deref()).unwrap_or("info");
+    let text = filter.or(from_env.as_deref()).unwrap_or(LOG_FILTER);
     let filter = tracing_subscriber::EnvFilter::builder()
         .parse(text)
         .map_err(|error| format!("the log filter '{text}' is invalid: {error}"))?;

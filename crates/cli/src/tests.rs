@@ -11,6 +11,20 @@ fn the_definition_is_consistent() {
     clap_command().debug_assert();
 }
 
+/// An outage of an object store fails thousands of requests, and hob reports it once.
+#[test]
+fn single_attempts_of_object_stores_are_not_logged() {
+    use tracing::Level;
+
+    let filter = tracing_subscriber::EnvFilter::builder().parse(LOG_FILTER).unwrap();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::sink).finish();
+    tracing::subscriber::with_default(log, || {
+        assert!(!tracing::enabled!(target: "object_store::client::retry", Level::INFO));
+        assert!(tracing::enabled!(target: "object_store::client::retry", Level::WARN));
+        assert!(tracing::enabled!(target: "hob_daemon", Level::INFO));
+    });
+}
+
 #[test]
 fn these_lines_make_sense() {
     for line in [
