@@ -66,6 +66,17 @@ fn requests_wait_while_the_store_is_overloaded_or_refuses_the_credentials() {
     }
 }
 
+/// Credentials that never worked are refused without further attempts.
+#[test]
+fn wrong_credentials_are_refused_at_once() {
+    hob_clouds::install();
+    let store = Store::start();
+    store.refuse(Outage::Forbidden);
+    let error = objects::create(&store.spec(), 8 << 20, OBJECT, &options()).unwrap_err().to_string();
+    assert!(error.contains("denied access"), "{error}");
+    assert_eq!(store.refused(), 1);
+}
+
 /// Runs the shard loop until the disk's backing is in a state that `is_wanted` accepts.
 #[track_caller]
 fn await_condition(rig: &mut Rig, is_wanted: impl Fn(&Condition) -> bool) -> Condition {

@@ -285,6 +285,12 @@ fn says_no_bucket(reply: &str) -> bool {
     ["NoSuchBucket", "ContainerNotFound"].iter().any(|code| reply.contains(&format!("<Code>{code}</Code>")))
 }
 
+/// Returns true if the store refused the credentials. The `object_store` crate reports that as a
+/// generic error if the request was a listing.
+fn says_denied(reply: &str) -> bool {
+    ["401 Unauthorized", "403 Forbidden"].iter().any(|it| reply.contains(&format!("status code: {it}")))
+}
+
 /// Converts an error of the `object_store` crate to a [`StoreError`].
 fn understand(error: &Error) -> StoreError {
     let mut cause = error.source();
@@ -306,6 +312,7 @@ fn understand(error: &Error) -> StoreError {
         }
         Error::NotFound { .. } => StoreError::Absent,
         Error::AlreadyExists { .. } | Error::Precondition { .. } => StoreError::Present,
+        Error::Generic { .. } if says_denied(&error.to_string()) => StoreError::Denied(error.to_string()),
         Error::Generic { .. } | Error::JoinError { .. } => StoreError::Failed(error.to_string()),
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
             StoreError::Denied(error.to_string())

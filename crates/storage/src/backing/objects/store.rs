@@ -191,7 +191,7 @@ impl RetryingStore {
             attempts_left -= 1;
             let left = deadline.saturating_duration_since(Instant::now());
             match timeout(left, self.objects.list(folder, &mut *each)).await {
-                Ok(Err(StoreError::Failed(error))) if attempts_left > 0 => {
+                Ok(Err(StoreError::Failed(error) | StoreError::Denied(error))) if attempts_left > 0 => {
                     tracing::debug!("listing {folder} failed; retrying: {error}");
                 }
                 Ok(result) => return result,
