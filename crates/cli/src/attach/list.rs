@@ -17,7 +17,6 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::connect;
 use super::definition;
 use super::execution::{MARK, tell};
 use super::graph::Graph;
@@ -205,7 +204,7 @@ fn working(directory: &FilePath, target: &str) -> Option<String> {
 
 async fn ask(target: &str, records: &[Record]) -> anyhow::Result<Vec<Use>> {
     let target: Target = target.parse().map_err(|reason: String| anyhow!(reason))?;
-    let mut monitor = connect(&target).await?;
+    let mut monitor = target.connect().await?;
     let graph = Graph::read(&mut monitor).await?;
     let status = monitor.ask("query-status", json!({})).await?;
     let is_marked = monitor.objects().await?.iter().any(|name| name == MARK);

@@ -227,6 +227,17 @@ fn read(path: &Path) -> anyhow::Result<Option<Record>> {
     Ok(Some(record))
 }
 
+/// Returns the record of a disk with a raw image, for tests.
+#[cfg(test)]
+pub(super) fn test_record(target: &str, label: &str, disk: &str) -> Record {
+    serde_json::from_value(serde_json::json!({
+        "version": 1, "target": target, "disk": disk, "label": label, "backend": label,
+        "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
+        "node": {}, "spare": [],
+    }))
+    .unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
