@@ -21,7 +21,7 @@ use hob_storage::pool::OwnerId;
 
 use super::Disks;
 use super::comparison::{Served, Source};
-use super::recover::Reading;
+use super::journal_reading::Reading;
 use crate::api_error::{ApiError, Result};
 use crate::hardware::{BackingInfo, Reader};
 use crate::services::pools::Restructure;
@@ -30,7 +30,7 @@ use crate::services::registry::OperationGuard;
 use crate::shard_api::ShardError;
 
 /// A disk that can be served before its cache is recovered.
-pub(in crate::services) struct Early {
+pub(super) struct Early {
     info: BackingInfo,
     reader: Box<dyn Reader>,
     doubtful: Regions,
@@ -56,7 +56,7 @@ impl Disks {
     /// Returns the data for serving a disk while its journal is read: the regions that may be
     /// dirty, and a second reader of its backing. Returns `None` if the disk must wait for the
     /// recovery. Waits for the first pass over the journal if necessary.
-    pub(in crate::services) async fn early(
+    pub(super) async fn early(
         &self,
         name: &str,
         info: &BackingInfo,
@@ -91,7 +91,7 @@ impl Disks {
     }
 
     /// Tells the disk's shard that its cache is being recovered, and which regions may be dirty.
-    pub(in crate::services) async fn expect_cache(
+    pub(super) async fn expect_cache(
         &self,
         name: &str,
         early: Early,
