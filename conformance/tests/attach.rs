@@ -271,7 +271,7 @@ impl Stage {
     #[track_caller]
     fn assert_attached(&self) {
         let disk = self.given.disk();
-        let record = std::fs::read(self.scratch.path(&format!("records/{disk}.json"))).expect("a record");
+        let record = self.scratch.read(&format!("records/{disk}.json"));
         let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
         assert_eq!(record["file"], self.file.as_str(), "{record}");
         let before = self.daemon().stats(disk);

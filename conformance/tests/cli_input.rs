@@ -185,7 +185,7 @@ fn a_pool_in_use_is_not_taken_twice() {
     let first = Serve::disk(&one.text("disk.img")).cached(&pool, "16M", "4K").start(&one);
     let output = Serve::disk(&two.text("disk.img")).cached(&pool, "16M", "4K").refused(&two);
     is_clear("a pool in use", &output, "pool");
-    let image = std::fs::read(one.path("disk.img")).unwrap();
+    let image = one.read("disk.img");
     for _ in 0..2 {
         assert_same(&first.connect().read(0, 8 << 20).unwrap(), &image, 0, "the first server's disk");
     }

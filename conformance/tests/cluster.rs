@@ -45,8 +45,7 @@ impl Shared {
     }
 
     fn block(&self, number: u64) -> Vec<u8> {
-        let image = std::fs::read(self.scratch.path("disk.img")).unwrap();
-        image[(number * BLOCK) as usize..((number + 1) * BLOCK) as usize].to_vec()
+        self.scratch.read("disk.img")[(number * BLOCK) as usize..][..BLOCK as usize].to_vec()
     }
 }
 
@@ -548,8 +547,7 @@ impl FarStore {
     }
 
     fn block(&self, number: u64) -> Vec<u8> {
-        let image = std::fs::read(self.scratch.path("disk.img")).unwrap();
-        image[(number * BLOCK) as usize..][..BLOCK as usize].to_vec()
+        self.scratch.read("disk.img")[(number * BLOCK) as usize..][..BLOCK as usize].to_vec()
     }
 }
 

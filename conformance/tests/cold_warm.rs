@@ -19,7 +19,7 @@ fn stage(block: &str) -> (Scratch, Serve) {
 /// Reads the whole disk once; returns the hits and misses this caused.
 #[track_caller]
 fn pass(scratch: &Scratch, hob: &Hob) -> (u64, u64) {
-    let image = std::fs::read(scratch.path("disk.img")).unwrap();
+    let image = scratch.read("disk.img");
     let before = hob.stats();
     let mut client = hob.connect();
     for at in (0..SIZE).step_by(REQUEST as usize) {

@@ -21,16 +21,9 @@ impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
         noise_file(&scratch.path("disk.img"), 8 * MIB, 1);
-        let config = format!(
-            "[[disk]]\nname = \"vm\"\nbacking = \"nbd+unix:///?socket={}\"\n",
-            scratch.text("backing.sock"),
-        );
+        let config = format!("[[disk]]\nname = \"vm\"\nbacking = {:?}\n", scratch.backing_uri(),);
         scratch.configure(&config);
         Stage { scratch }
-    }
-
-    fn nbdkit(&self) -> Process {
-        self.nbdkit_with(&[], &[])
     }
 
     /// Starts a server that refuses all writes, so that hob cannot repeat the writes that were not
@@ -39,17 +32,13 @@ impl Stage {
         let log = self.scratch.path("backing.log");
         let logged = format!("logfile={}", log.display());
         let _ = std::fs::remove_file(&log);
-        let filters = ["--filter=log", "--filter=error"];
-        let server =
-            self.nbdkit_with(&filters, &["error-pwrite=EIO", "error-pwrite-rate=100%", logged.as_str()]);
+        let image = self.scratch.text("disk.img");
+        let filters = ["--filter=log", "--filter=error", "file", image.as_str()];
+        let errors = ["error-pwrite=EIO", "error-pwrite-rate=100%", logged.as_str()];
+        let server = nbdkit(&self.scratch.path("backing.sock"), &[&filters[..], &errors].concat());
         let has_refused = || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("error=EIO"));
         wait_for("a refused write", has_refused);
         server
-    }
-
-    fn nbdkit_with(&self, filters: &[&str], parameters: &[&str]) -> Process {
-        let image = self.scratch.text("disk.img");
-        nbdkit(&self.scratch.path("backing.sock"), &[filters, &["file", &image], parameters].concat())
     }
 
     fn connect(&self) -> Client {
@@ -66,7 +55,7 @@ impl Stage {
 #[test]
 fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
     let stage = Stage::new();
-    let mut backing = stage.nbdkit();
+    let mut backing = stage.scratch.serve_image("disk.img");
     let mut daemon = stage.scratch.start_daemon();
     for kill in [false, true] {
         let mut guest = stage.connect();
@@ -76,7 +65,7 @@ fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
         backing = stage.refusing_nbdkit();
         wait_for("the loss in the state", || stage.owed() == 1);
         backing.kill();
-        backing = stage.nbdkit();
+        backing = stage.scratch.serve_image("disk.img");
         if kill {
             daemon.kill();
         } else {
@@ -98,7 +87,7 @@ fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
 #[test]
 fn a_restart_of_the_backing_loses_nothing_and_is_no_error() {
     let stage = Stage::new();
-    let mut backing = stage.nbdkit();
+    let mut backing = stage.scratch.serve_image("disk.img");
     let daemon = stage.scratch.start_daemon();
     let mut guest = stage.connect();
     for round in 0..4 {
@@ -111,10 +100,10 @@ fn a_restart_of_the_backing_loses_nothing_and_is_no_error() {
         }
         // A crash of the server's host loses writes that were not flushed.
         noise_file(&stage.scratch.path("disk.img"), 8 * MIB, 1);
-        backing = stage.nbdkit();
+        backing = stage.scratch.serve_image("disk.img");
         guest.flush().expect("hob repeats the write");
         assert_eq!(guest.read(MIB, 4096).unwrap(), [round; 4096]);
-        let image = std::fs::read(stage.scratch.path("disk.img")).unwrap();
+        let image = stage.scratch.read("disk.img");
         assert_eq!(image[MIB as usize..][..4096], [round; 4096]);
     }
     wait_for("the end of the risk in the state", || stage.owed() == 0);
@@ -124,7 +113,7 @@ fn a_restart_of_the_backing_loses_nothing_and_is_no_error() {
 #[test]
 fn hob_ends_while_writes_wait_to_be_repeated() {
     let stage = Stage::new();
-    let mut backing = stage.nbdkit();
+    let mut backing = stage.scratch.serve_image("disk.img");
     let mut daemon = stage.scratch.start_daemon();
     for kill in [false, true] {
         let mut guest = stage.connect();
@@ -138,7 +127,7 @@ fn hob_ends_while_writes_wait_to_be_repeated() {
             daemon.stop();
         }
         drop(guest);
-        backing = stage.nbdkit();
+        backing = stage.scratch.serve_image("disk.img");
         daemon = stage.scratch.start_daemon();
         let mut guest = stage.connect();
         assert!(guest.flush().is_err(), "only the former hob could repeat the write (kill: {kill})");
@@ -153,7 +142,7 @@ fn hob_ends_while_writes_wait_to_be_repeated() {
 #[test]
 fn removing_a_disk_tells_the_operator_of_an_undelivered_report() {
     let stage = Stage::new();
-    let mut backing = stage.nbdkit();
+    let mut backing = stage.scratch.serve_image("disk.img");
     let daemon = stage.scratch.start_daemon();
     let mut guest = stage.connect();
     guest.flush().expect("nothing was lost");

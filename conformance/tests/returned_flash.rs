@@ -4,8 +4,8 @@
 use std::fs::OpenOptions;
 use std::time::Duration;
 
-use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::Client;
+use conformance::data::{Noise, assert_same};
+use conformance::nbd_client::read_mibs;
 use conformance::scratch::{wait_for, wait_until};
 use conformance::{Daemon, MIB, Scratch};
 use serde_json::Value;
@@ -25,22 +25,12 @@ fn device(daemon: &Daemon, path: &str) -> Value {
     devices.iter().find(|device| device["path"] == path).expect("the device").clone()
 }
 
-#[track_caller]
-fn read_all(client: &mut Client) -> Vec<u8> {
-    let mut all = Vec::new();
-    for at in (0..SIZE).step_by(MIB as usize) {
-        all.extend(client.read(at, MIB as u32).expect("no read may fail"));
-    }
-    all
-}
-
 /// Promise 3: the loss and the return of a device cause no guest error and lose no data, because
 /// dirty data has two copies.
 #[test]
 fn a_pool_file_that_was_truncated_and_restored_is_used_again() {
     let scratch = Scratch::new();
-    noise_file(&scratch.path("disk.img"), SIZE, 3);
-    let mut model = std::fs::read(scratch.path("disk.img")).unwrap();
+    let mut model = scratch.noise("disk.img", SIZE, 3);
     scratch.configure("[limits]\nflash_errors_max = 4\n");
     let daemon = scratch.start_daemon();
     let (one, two) = (scratch.text("flash1"), scratch.text("flash2"));
@@ -61,7 +51,7 @@ fn a_pool_file_that_was_truncated_and_restored_is_used_again() {
     let size = file.metadata().unwrap().len();
     wait_for("the fence", || {
         file.set_len(TRUNCATED).unwrap();
-        assert_same(&read_all(&mut client), &model, 0, "the disk and its content");
+        assert_same(&read_mibs(&mut client, 0..SIZE), &model, 0, "the disk and its content");
         device(&daemon, &one)["state"] == "fenced"
     });
     wait_for("the reason", || {
@@ -78,12 +68,12 @@ fn a_pool_file_that_was_truncated_and_restored_is_used_again() {
     });
     let shown = device(&daemon, &one);
     assert!(shown["free"] != shown["size"], "{shown}");
-    assert_same(&read_all(&mut client), &model, 0, "the disk and its content");
+    assert_same(&read_mibs(&mut client, 0..SIZE), &model, 0, "the disk and its content");
     let bytes = Noise::new(6).bytes(DIRTY as usize);
     client.write(DIRTY, &bytes).unwrap();
     client.flush().unwrap();
     model[DIRTY as usize..2 * DIRTY as usize].copy_from_slice(&bytes);
-    assert_same(&read_all(&mut client), &model, 0, "the disk and its content");
+    assert_same(&read_mibs(&mut client, 0..SIZE), &model, 0, "the disk and its content");
     drop(client);
     daemon.stop();
 }

@@ -52,7 +52,7 @@ impl Stage {
             );
         }
         scratch.configure(&config);
-        let content = |disk| std::fs::read(scratch.path(&format!("{disk}.img"))).unwrap();
+        let content = |disk| scratch.read(&format!("{disk}.img"));
         let contents = DISKS.iter().map(|disk| Arc::new(Mutex::new(content(disk)))).collect();
         let daemon = start(&scratch);
         Stage { scratch, daemon, contents }

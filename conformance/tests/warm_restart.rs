@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use conformance::data::{Noise, assert_same, noise_file};
+use conformance::data::{Noise, assert_same};
 use conformance::nbd_client::Client;
 use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch};
@@ -32,8 +32,7 @@ impl Stage {
     fn new(settings: &[&str]) -> (Stage, Daemon) {
         let scratch = Scratch::new();
         scratch.configure("");
-        noise_file(&scratch.path("disk.img"), SIZE, 90);
-        let content = std::fs::read(scratch.path("disk.img")).unwrap();
+        let content = scratch.noise("disk.img", SIZE, 90);
         OpenOptions::new().write(true).open(scratch.path("disk.img")).unwrap().set_len(DISK).unwrap();
         let stage = Stage { scratch, content };
         let daemon = stage.scratch.start_daemon();
