@@ -113,6 +113,15 @@ impl Bench {
         self.services.pools.cache_patch(disk.into(), patch).await
     }
 
+    /// Renames a file, as if the file or device was removed.
+    fn take_away(&self, name: &str) {
+        take_away(self.dir.path(), name);
+    }
+
+    fn bring_back(&self, name: &str) {
+        bring_back(self.dir.path(), name);
+    }
+
     fn room(&self, disk: &str) -> u64 {
         self.services.observe.disk(disk).unwrap().cache.map_or(0, |cache| cache.room.bytes() / MIB)
     }
@@ -123,6 +132,15 @@ impl Bench {
 }
 
 use hob_control::DiskChanged;
+
+/// Renames a file of a directory, as if the file or device was removed.
+fn take_away(dir: &Path, name: &str) {
+    std::fs::rename(dir.join(name), dir.join(format!("{name}.away"))).unwrap();
+}
+
+fn bring_back(dir: &Path, name: &str) {
+    std::fs::rename(dir.join(format!("{name}.away")), dir.join(name)).unwrap();
+}
 
 fn services(store: Store) -> (Arc<Services>, FakeShard) {
     let (services, shard) = not_started(store);
@@ -526,8 +544,7 @@ fn what_cannot_be_opened_at_the_start_is_offline_and_comes_back() {
         bench.cache("healthy", 4).await.unwrap();
         bench.shard.stop();
         drop(bench.services);
-        std::fs::rename(bench.dir.path().join("vm.img"), bench.dir.path().join("vm.away")).unwrap();
-        std::fs::rename(bench.dir.path().join("a"), bench.dir.path().join("a.away")).unwrap();
+        ["vm.img", "a"].iter().for_each(|name| take_away(bench.dir.path(), name));
         let (services, _shard) = restart(&state_dir, "").await;
         let bench = Bench { services, ..bench };
         let vm = bench.services.observe.disk("vm").unwrap();
@@ -541,8 +558,7 @@ fn what_cannot_be_opened_at_the_start_is_offline_and_comes_back() {
         tokio::spawn(bench.services.events.clone().tend(receiver));
         tokio::time::sleep(std::time::Duration::from_secs(30)).await;
         assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Offline);
-        std::fs::rename(bench.dir.path().join("vm.away"), bench.dir.path().join("vm.img")).unwrap();
-        std::fs::rename(bench.dir.path().join("a.away"), bench.dir.path().join("a")).unwrap();
+        ["vm.img", "a"].iter().for_each(|name| bench.bring_back(name));
         let mut left = 1000;
         while (bench.room("vm"), bench.room("healthy")) != (4, 4) {
             left -= 1;

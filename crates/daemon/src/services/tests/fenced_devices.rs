@@ -50,15 +50,6 @@ fn assert_shown(bench: &Bench, name: &str, state: DeviceState, part: &str) {
     assert!(is == state && reason.contains(part), "{is:?}: {reason}");
 }
 
-/// Gives a device another name, as if it was removed from the host.
-fn unplug(bench: &Bench, name: &str) {
-    std::fs::rename(bench.path(name), bench.path(&format!("{name}.away"))).unwrap();
-}
-
-fn plug_in(bench: &Bench, name: &str) {
-    std::fs::rename(bench.path(&format!("{name}.away")), bench.path(name)).unwrap();
-}
-
 /// Reports that a device was fenced.
 fn fence(bench: &Bench, name: &str) {
     bench.services.events.handle(ShardEvent::Fenced { device: device_id(bench, name), errors: 16 });
@@ -73,6 +64,29 @@ async fn pass(bench: &Bench, seconds: u64) {
     }
 }
 
+/// Removes a device from the host. The shard fences it.
+fn lose(bench: &Bench, name: &str) {
+    bench.take_away(name);
+    fence(bench, name);
+}
+
+/// Removes a device from the host for this time.
+async fn lose_for(bench: &Bench, name: &str, seconds: u64) {
+    lose(bench, name);
+    pass(bench, seconds).await;
+    bench.bring_back(name);
+}
+
+/// Creates the cache of [`prepare`] on the devices `a` and `b`. Removes `a`, and lets it return
+/// while the shards refuse it, so that the daemon closes it.
+async fn closed_device(bench: &Bench) {
+    prepare(bench, &["a", "b"]).await;
+    lose_for(bench, "a", 60).await;
+    bench.shard.set_refuses_devices(true);
+    pass(bench, 100).await;
+    assert_shown(bench, "a", DeviceState::Offline, "after it has answered for 120 s");
+}
+
 async fn health(bench: &Bench) -> Vec<(hob_control::ProblemKind, String)> {
     let problems = bench.services.observe.health().await.problems.into_iter();
     problems.map(|problem| (problem.kind, problem.reason)).collect()
@@ -85,8 +99,7 @@ fn a_device_that_was_removed_returns_empty_and_the_cache_grows_again() {
         prepare(&bench, &["a", "b"]).await;
         let (free, before) = (bench.free(), device_id(&bench, "a"));
         assert_eq!(bench.room("vm"), CACHE);
-        unplug(&bench, "a");
-        fence(&bench, "a");
+        lose(&bench, "a");
         pass(&bench, 120).await;
         assert_shown(&bench, "a", DeviceState::Fenced, "No such file or directory");
         assert_shown(&bench, "a", DeviceState::Fenced, "after it has answered for 60 s");
@@ -96,7 +109,7 @@ fn a_device_that_was_removed_returns_empty_and_the_cache_grows_again() {
         assert_eq!(kinds, ["device-fenced", "cache-degraded"], "{problems:?}");
         assert!(problems[0].1.starts_with("fenced after 16 failed I/Os; the device "), "{problems:?}");
 
-        plug_in(&bench, "a");
+        bench.bring_back("a");
         pass(&bench, 40).await;
         assert_shown(&bench, "a", DeviceState::Fenced, "answers again");
         pass(&bench, 60).await;
@@ -109,10 +122,7 @@ fn a_device_that_was_removed_returns_empty_and_the_cache_grows_again() {
         bench.shard.write(id, 2 << 20, BLOCK).unwrap();
 
         // The next return takes twice the time.
-        unplug(&bench, "a");
-        fence(&bench, "a");
-        pass(&bench, 60).await;
-        plug_in(&bench, "a");
+        lose_for(&bench, "a", 60).await;
         pass(&bench, 100).await;
         assert_shown(&bench, "a", DeviceState::Fenced, "after it has answered for 120 s");
         pass(&bench, 60).await;
@@ -135,10 +145,7 @@ fn segments_that_a_cache_lost_are_free_when_their_device_returns() {
             (disk.id, lost.copied().collect::<Vec<_>>())
         };
         assert_eq!(segments.len(), 3);
-        unplug(&bench, "a");
-        fence(&bench, "a");
-        pass(&bench, 20).await;
-        plug_in(&bench, "a");
+        lose_for(&bench, "a", 20).await;
         // The cache has segments on the device until the shard has reported their loss.
         pass(&bench, 200).await;
         assert_shown(&bench, "a", DeviceState::Fenced, "the caches of these disks have data on it: vm");
@@ -156,7 +163,7 @@ fn a_device_that_was_connected_again_before_the_fence_returns() {
     run(async |bench| {
         bench.pool(&["a", "b"], 4).await;
         std::fs::copy(bench.path("a"), bench.path("a.copy")).unwrap();
-        unplug(&bench, "a");
+        bench.take_away("a");
         std::fs::rename(bench.path("a.copy"), bench.path("a")).unwrap();
         let former = std::fs::File::options().write(true).open(bench.path("a.away")).unwrap();
         former.set_len(0).unwrap();
@@ -188,8 +195,7 @@ fn a_device_that_answers_all_the_time_stays_fenced() {
 fn another_device_at_the_path_is_not_formatted() {
     run(async |bench| {
         prepare(&bench, &["a", "b"]).await;
-        unplug(&bench, "a");
-        fence(&bench, "a");
+        lose(&bench, "a");
         std::fs::copy(bench.path("b"), bench.path("a")).unwrap();
         let before = std::fs::read(bench.path("a")).unwrap();
         pass(&bench, 600).await;
@@ -198,7 +204,7 @@ fn another_device_at_the_path_is_not_formatted() {
         std::fs::write(bench.path("a"), vec![0; before.len()]).unwrap();
         pass(&bench, 600).await;
         assert_shown(&bench, "a", DeviceState::Fenced, "has no superblock of a hob pool any more");
-        plug_in(&bench, "a");
+        bench.bring_back("a");
         pass(&bench, 100).await;
         assert!(is_online(&bench, "a"));
     });
@@ -212,10 +218,7 @@ fn a_device_with_dirty_data_returns_when_the_data_has_left_it() {
         let uuid = || bench.services.registry.inner().pools["p"].uuid.clone();
         let (before, sick) = (uuid(), device_id(&bench, "a"));
         bench.shard.set_backings_fail(true);
-        unplug(&bench, "a");
-        fence(&bench, "a");
-        pass(&bench, 20).await;
-        plug_in(&bench, "a");
+        lose_for(&bench, "a", 20).await;
         pass(&bench, 300).await;
         assert_shown(&bench, "a", DeviceState::Fenced, "the caches of these disks have data on it: vm");
         assert!(bench.services.observe.stats("vm").await.unwrap().dirty_bytes > 0);
@@ -238,14 +241,7 @@ fn a_device_with_dirty_data_returns_when_the_data_has_left_it() {
 fn a_device_that_cannot_be_used_yet_is_closed_and_its_content_is_not_used() {
     run(async |bench| {
         let bench = bench.with_state();
-        prepare(&bench, &["a", "b"]).await;
-        unplug(&bench, "a");
-        fence(&bench, "a");
-        pass(&bench, 60).await;
-        plug_in(&bench, "a");
-        bench.shard.set_refuses_devices(true);
-        pass(&bench, 100).await;
-        assert_shown(&bench, "a", DeviceState::Offline, "after it has answered for 120 s");
+        closed_device(&bench).await;
         bench.shard.set_refuses_devices(false);
         assert!(!bench.services.pools.retry_devices("p").await);
         assert!(!is_online(&bench, "a"));
@@ -259,14 +255,7 @@ fn a_device_that_cannot_be_used_yet_is_closed_and_its_content_is_not_used() {
 #[test]
 fn the_removal_of_a_closed_device_keeps_the_journals_of_offline_disks() {
     run(async |bench| {
-        prepare(&bench, &["a", "b"]).await;
-        unplug(&bench, "a");
-        fence(&bench, "a");
-        pass(&bench, 60).await;
-        plug_in(&bench, "a");
-        bench.shard.set_refuses_devices(true);
-        pass(&bench, 100).await;
-        assert_shown(&bench, "a", DeviceState::Offline, "fenced");
+        closed_device(&bench).await;
         {
             let mut inner = bench.services.registry.inner();
             let disk = inner.disk_mut("vm").unwrap();

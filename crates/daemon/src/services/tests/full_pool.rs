@@ -122,12 +122,12 @@ fn the_space_for_the_journal_of_an_offline_disk_stays_free() {
         bench.disk("other").await;
         let most = bench.free() - bench.ring();
         assert!(bench.ring() > 1, "a ring of several segments");
-        std::fs::rename(bench.path("vm.img"), bench.path("vm.away")).unwrap();
+        bench.take_away("vm.img");
         let bench = crash(bench).await;
         assert!(reason(&bench).contains("vm.img"), "{}", reason(&bench));
         bench.cache("other", most + 1).await.unwrap_err();
         bench.cache("other", most).await.unwrap();
-        std::fs::rename(bench.path("vm.away"), bench.path("vm.img")).unwrap();
+        bench.bring_back("vm.img");
         await_cache(&bench, 280).await;
         assert_eq!(sectors(&bench).await.1, 300, "still dirty");
     });

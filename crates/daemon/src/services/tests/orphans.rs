@@ -222,7 +222,7 @@ fn a_missing_device_may_have_the_dirty_data_of_an_orphan() {
         let toml = toml(&bench);
         let bench = again(bench, &toml, |dir| {
             lose_state(dir);
-            std::fs::rename(dir.join("b"), dir.join("b.away")).unwrap();
+            take_away(dir, "b");
         })
         .await;
         assert!(
@@ -233,7 +233,7 @@ fn a_missing_device_may_have_the_dirty_data_of_an_orphan() {
         let problems = orphan_problems(&bench).await;
         assert!(problems[0].contains("on missing devices"), "{problems:?}");
         assert_eq!(bench.services.observe.disk("other").unwrap().state, DiskLife::Online);
-        std::fs::rename(bench.path("b.away"), bench.path("b")).unwrap();
+        bench.bring_back("b");
         bench.services.pools.retry_devices("p").await;
         bench.services.disks.bring_online("vm").await;
         let disk = bench.services.observe.disk("vm").unwrap();
