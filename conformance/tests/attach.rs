@@ -423,7 +423,7 @@ fn all_disks_are_attached_with_default_caches_and_detached_one_by_one() {
     for (disk, size) in [("vda", "64 MiB"), ("vdb", "102 MiB")] {
         let line = format!("{disk}: the cache has {size} in pool fast, in the mode write-through");
         assert!(output.stderr.contains(&line), "no '{line}': {}", output.all());
-        let shown = stage.daemon().json(&["disk", "show", &format!("web-{disk}")]);
+        let shown = stage.daemon().disk(&format!("web-{disk}"));
         assert_eq!(shown["cache"]["mode"], "write-through", "{shown}");
     }
     stage.assert_disks(true, true);

@@ -128,7 +128,7 @@ fn a_device_is_removed_from_a_pool_under_three_disks() {
     stage.furnish(&daemon);
     stage.reads_right();
     daemon.ctl(&["pool", "remove-device", "fast", &stage.scratch.text("flash1")]);
-    let pool = daemon.json(&["pool", "show", "fast"]);
+    let pool = daemon.pool("fast");
     assert_eq!(pool["devices"].as_array().map(Vec::len), Some(1), "{pool}");
     stage.reads_right();
     daemon.ctl(&["pool", "add-device", "fast", &stage.scratch.text("flash3"), "--size", "64M"]);
@@ -173,7 +173,7 @@ fn the_configuration_furnishes_the_first_start() {
     let config = std::fs::read_to_string(&path).unwrap() + &more(&stage.scratch);
     std::fs::write(&path, config).unwrap();
     let daemon = stage.scratch.start_daemon();
-    let disk = daemon.json(&["disk", "show", "vm0"]);
+    let disk = daemon.disk("vm0");
     assert_eq!((&disk["cache"]["block_size"], &disk["cache"]["policy"]), (&8192.into(), &"lru".into()));
     let data = stage.connect(0).read(0, MIB as u32).unwrap();
     assert_same(&data, &stage.images[0][..MIB as usize], 0, "vm0 and its image");
@@ -273,7 +273,7 @@ fn a_disk_waits_for_its_backing_up_to_its_own_limit() {
     wait_for("the disk to be back", || guest.read(MIB, 4096).is_ok());
     backing.kill();
     set_timeout("forever");
-    assert_eq!(daemon.json(&["disk", "show", "vm0"])["backing_timeout"], "forever");
+    assert_eq!(daemon.disk("vm0")["backing_timeout"], "forever");
     guest.send(0, CMD_READ, 2 * MIB, 4096, &[]).unwrap();
     std::thread::sleep(Duration::from_secs(4));
     let mut backing = stage.scratch.serve_image("disk0.img");

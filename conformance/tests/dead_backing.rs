@@ -311,7 +311,7 @@ fn writes_beyond_the_dirty_limit_wait_until_the_backing_returns() {
             assert_same(&hit, block(number), at(number), "the disk and what was written");
         }
         assert!(!writer.is_finished(), "the writes do not wait for the backing");
-        assert_eq!(daemon.json(&["disk", "show", "vm"])["backing_state"]["state"], "reconnecting");
+        assert_eq!(daemon.disk("vm")["backing_state"]["state"], "reconnecting");
         backing = scratch.serve_image("disk.img");
         writer.join().expect("no write fails");
     });

@@ -70,7 +70,7 @@ impl Stage {
 /// Returns the free space of the pool, bytes.
 #[track_caller]
 fn room(daemon: &Daemon) -> u64 {
-    daemon.json(&["pool", "show", "fast"])["free"].as_u64().expect("a number")
+    daemon.pool("fast")["free"].as_u64().expect("a number")
 }
 
 /// Runs a command, which must end in time while the control API answers other requests.
@@ -182,7 +182,7 @@ fn a_disk_whose_file_is_open_is_removed_with_force_while_the_backing_hangs() {
         std::thread::sleep(Duration::from_millis(500));
         let refused = daemon.try_ctl(&["disk", "remove", "vm", "--discard-dirty", "--yes"]);
         assert!(!refused.success() && refused.all().contains("vm.img"), "{}", refused.all());
-        assert_eq!(daemon.json(&["disk", "show", "vm"])["state"], "online");
+        assert_eq!(daemon.disk("vm")["state"], "online");
         assert!(!read.is_finished(), "nothing was changed");
         ends(&daemon, &["disk", "remove", "vm", "--discard-dirty", "--force", "--yes"]);
         assert!(read.join().unwrap().is_err());
@@ -208,7 +208,7 @@ fn discards(end: impl Fn(&mut Process)) {
         assert_eq!(guest.receive().unwrap().error, EIO, "what waited failed");
     }
     assert_eq!(daemon.stats("vm").number("dirty_bytes"), Some(0.0));
-    assert_eq!(daemon.json(&["disk", "show", "vm"])["state"], "online");
+    assert_eq!(daemon.disk("vm")["state"], "online");
     server.kill();
     let _server = stage.scratch.serve_image("disk.img");
     let mut read = Vec::new();
@@ -329,16 +329,16 @@ fn a_disk_returns_after_discarding_dirty_data_on_a_frozen_filesystem() {
     on_frozen(|stage, daemon, guest, free, frozen, _| {
         ends(daemon, &["cache", "discard-dirty", "vm", "--yes"]);
         is_disconnected(guest);
-        let shown = daemon.json(&["disk", "show", "vm"]);
+        let shown = daemon.disk("vm");
         assert_eq!(shown["state"], "offline", "{shown}");
         assert!(shown["reason"].as_str().is_some_and(|why| why.contains("hang")), "{shown}");
         assert_eq!(room(daemon), *free);
         // hob does not open the disk again while the filesystem is frozen.
         std::thread::sleep(Duration::from_secs(6));
-        let again = daemon.json(&["disk", "show", "vm"]);
+        let again = daemon.disk("vm");
         assert_eq!(again["reason"], shown["reason"]);
         drop(frozen);
-        wait_for("the disk to be back", || daemon.json(&["disk", "show", "vm"])["state"] == "online");
+        wait_for("the disk to be back", || daemon.disk("vm")["state"] == "online");
         let mut guest = stage.connect();
         is_old_or_new(&guest.read(0, SIZE as u32).unwrap());
         assert!(guest.flush().is_err(), "its connection ended before it was told");
@@ -401,7 +401,7 @@ fn restart_with_full_pool(stage: &Stage, write_delay: &str) -> (Daemon, Process,
 #[track_caller]
 fn wait_for_drain_before_service(daemon: &Daemon) {
     wait_for("the drain before service", || {
-        let disk = daemon.json(&["disk", "show", "vm"]);
+        let disk = daemon.disk("vm");
         let reason = disk["reason"].as_str().unwrap_or_default();
         disk["state"] == "offline" && reason.contains("is being written to the backing")
     });
@@ -409,7 +409,7 @@ fn wait_for_drain_before_service(daemon: &Daemon) {
 
 #[track_caller]
 fn wait_until_online(daemon: &Daemon) {
-    wait_for("vm to be online", || daemon.json(&["disk", "show", "vm"])["state"] == "online");
+    wait_for("vm to be online", || daemon.disk("vm")["state"] == "online");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use conformance::nbd_client::Client;
 use conformance::process::Process;
 use conformance::scratch::wait_for;
 use conformance::store::nbdkit;
-use conformance::{MIB, Scratch};
+use conformance::{Daemon, MIB, Scratch};
 use rustix::process::Signal;
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -45,10 +45,37 @@ impl Stage {
         self.scratch.connect_when_served("vm")
     }
 
+    /// Connects a guest that has an acknowledged write without a flush.
+    #[track_caller]
+    fn guest_with_write(&self) -> Client {
+        let mut guest = self.connect();
+        guest.flush().expect("nothing was lost");
+        guest.write(MIB, &[7; 4096]).unwrap();
+        guest
+    }
+
+    /// Checks that one flush of the next guest fails. `why` is the reason.
+    #[track_caller]
+    fn is_reported_once(&self, why: &str) {
+        let mut guest = self.connect();
+        assert!(guest.flush().is_err(), "{why}");
+        guest.flush().expect("it was told");
+        // Otherwise the next round would take this round's number in the state for its own.
+        wait_for("the end of the debt", || self.owed() == 0);
+    }
+
     /// Returns the number of guests in the saved state that have not received the report.
     fn owed(&self) -> u64 {
         let state = self.scratch.saved_state();
         state["disks"][0]["flush_failures_owed"].as_u64().unwrap_or(0)
+    }
+}
+
+fn end(daemon: Daemon, kill: bool) {
+    if kill {
+        daemon.kill();
+    } else {
+        daemon.stop();
     }
 }
 
@@ -58,28 +85,16 @@ fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
     let mut backing = stage.scratch.serve_image("disk.img");
     let mut daemon = stage.scratch.start_daemon();
     for kill in [false, true] {
-        let mut guest = stage.connect();
-        guest.flush().expect("nothing was lost");
-        guest.write(MIB, &[7; 4096]).unwrap();
+        let guest = stage.guest_with_write();
         backing.kill();
         backing = stage.refusing_nbdkit();
         wait_for("the loss in the state", || stage.owed() == 1);
         backing.kill();
         backing = stage.scratch.serve_image("disk.img");
-        if kill {
-            daemon.kill();
-        } else {
-            daemon.stop();
-        }
+        end(daemon, kill);
         drop(guest);
         daemon = stage.scratch.start_daemon();
-        let mut guest = stage.connect();
-        assert!(
-            guest.flush().is_err(),
-            "the acknowledged write may be lost, and this is its guest (kill: {kill})"
-        );
-        guest.flush().expect("it was told");
-        wait_for("the end of the debt", || stage.owed() == 0);
+        stage.is_reported_once(&format!("the acknowledged write may be lost (kill: {kill})"));
     }
     daemon.stop();
 }
@@ -116,24 +131,14 @@ fn hob_ends_while_writes_wait_to_be_repeated() {
     let mut backing = stage.scratch.serve_image("disk.img");
     let mut daemon = stage.scratch.start_daemon();
     for kill in [false, true] {
-        let mut guest = stage.connect();
-        guest.flush().expect("nothing was lost");
-        guest.write(MIB, &[7; 4096]).unwrap();
+        let guest = stage.guest_with_write();
         backing.kill();
         wait_for("the risk in the state", || stage.owed() == 1);
-        if kill {
-            daemon.kill();
-        } else {
-            daemon.stop();
-        }
+        end(daemon, kill);
         drop(guest);
         backing = stage.scratch.serve_image("disk.img");
         daemon = stage.scratch.start_daemon();
-        let mut guest = stage.connect();
-        assert!(guest.flush().is_err(), "only the former hob could repeat the write (kill: {kill})");
-        guest.flush().expect("it was told");
-        // Otherwise the next round would take this round's number in the state for its own.
-        wait_for("the end of the debt", || stage.owed() == 0);
+        stage.is_reported_once(&format!("only the former hob could repeat the write (kill: {kill})"));
     }
     daemon.stop();
 }
@@ -144,9 +149,7 @@ fn removing_a_disk_tells_the_operator_of_an_undelivered_report() {
     let stage = Stage::new();
     let mut backing = stage.scratch.serve_image("disk.img");
     let daemon = stage.scratch.start_daemon();
-    let mut guest = stage.connect();
-    guest.flush().expect("nothing was lost");
-    guest.write(MIB, &[7; 4096]).unwrap();
+    let guest = stage.guest_with_write();
     backing.kill();
     let _backing = stage.refusing_nbdkit();
     wait_for("the loss in the state", || stage.owed() == 1);

@@ -20,7 +20,7 @@ const RETURN_MAX: Duration = Duration::from_secs(300);
 /// Returns the device at `path`, as `hob pool show` reports it.
 #[track_caller]
 fn device(daemon: &Daemon, path: &str) -> Value {
-    let pool = daemon.json(&["pool", "show", "fast"]);
+    let pool = daemon.pool("fast");
     let devices = pool["devices"].as_array().expect("a list of devices");
     devices.iter().find(|device| device["path"] == path).expect("the device").clone()
 }
@@ -45,7 +45,7 @@ fn a_pool_file_that_was_truncated_and_restored_is_used_again() {
     client.write(0, &bytes).unwrap();
     client.flush().unwrap();
     model[..DIRTY as usize].copy_from_slice(&bytes);
-    let room = daemon.json(&["disk", "show", "vm"])["cache"]["room"].clone();
+    let room = daemon.disk("vm")["cache"]["room"].clone();
 
     let file = OpenOptions::new().write(true).open(&one).unwrap();
     let size = file.metadata().unwrap().len();
@@ -57,11 +57,11 @@ fn a_pool_file_that_was_truncated_and_restored_is_used_again() {
     wait_for("the reason", || {
         device(&daemon, &one)["reason"].to_string().contains("has another size than before")
     });
-    wait_for("a smaller cache", || daemon.json(&["disk", "show", "vm"])["cache"]["room"] != room);
+    wait_for("a smaller cache", || daemon.disk("vm")["cache"]["room"] != room);
 
     file.set_len(size).unwrap();
     wait_until("the return of the device", RETURN_MAX, || device(&daemon, &one)["state"] == "online");
-    wait_for("the cache to grow", || daemon.json(&["disk", "show", "vm"])["cache"]["room"] == room);
+    wait_for("the cache to grow", || daemon.disk("vm")["cache"]["room"] == room);
     wait_for("health", || {
         let health = daemon.try_ctl(&["health"]).all();
         !health.contains("device-fenced") && !health.contains("cache-degraded")

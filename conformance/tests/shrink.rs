@@ -86,7 +86,7 @@ impl Stage {
     }
 
     fn shown(&self) -> Value {
-        self.hob.json(&["disk", "show", "disk"])
+        self.hob.disk()
     }
 
     /// Starts a command that halves the cache, and does not wait for its end.

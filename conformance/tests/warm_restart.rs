@@ -79,7 +79,7 @@ impl Stage {
     }
 
     fn state(daemon: &Daemon) -> String {
-        let shown: serde_json::Value = daemon.json(&["disk", "show", "vm"]);
+        let shown = daemon.disk("vm");
         shown["cache"]["state"].as_str().unwrap().to_owned()
     }
 
@@ -239,7 +239,7 @@ fn dirty_data_stays_in_flash_if_the_file_was_changed_after_a_kill() {
     file.write_all_at(&backup, 0).unwrap();
     file.set_modified(std::time::SystemTime::now() + Duration::from_secs(600)).unwrap();
     daemon = stage.scratch.start_daemon();
-    let show = |daemon: &Daemon| -> serde_json::Value { daemon.json(&["disk", "show", "vm"]) };
+    let show = |daemon: &Daemon| daemon.disk("vm");
     let refusal = "its backing was changed by another program at ";
     wait_for("the refusal", || show(&daemon)["reason"].as_str().is_some_and(|why| why.contains(refusal)));
     let shown = show(&daemon);

@@ -9,7 +9,6 @@ use std::os::unix::fs::FileExt;
 use conformance::data::{Noise, assert_same, empty_file};
 use conformance::nbd_client::Client;
 use conformance::{Hob, MIB, Scratch, Serve, Tool};
-use serde_json::Value;
 
 const SIZE: u64 = 32 * MIB;
 const SECTOR: u64 = 512;
@@ -57,10 +56,6 @@ fn dirty(hob: &Hob) -> u64 {
 }
 
 #[track_caller]
-fn shown(hob: &Hob) -> Value {
-    hob.json(&["disk", "show", "disk"])
-}
-
 /// A guest's knowledge of its disk: flushed bytes, and for each sector the later writes.
 struct Guest {
     dice: Noise,
@@ -191,7 +186,7 @@ fn modes_change_under_a_guest_and_nothing_is_lost() {
         (0..30).for_each(|_| guest.write(&mut client));
         guest.flush(&mut client);
         hob.ctl(&["cache", "set", "disk", "--mode", mode]);
-        assert_eq!(shown(&hob)["cache"]["mode"], mode);
+        assert_eq!(hob.disk()["cache"]["mode"], mode);
         if mode != "write-back" {
             assert_eq!(dirty(&hob), 0, "{mode}");
             assert_same(&scratch.read("disk.img"), &guest.flushed, 0, mode);

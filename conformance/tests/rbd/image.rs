@@ -52,7 +52,7 @@ fn daemon(cluster: &Cluster, scratch: &Scratch) -> Daemon {
 
 #[track_caller]
 fn state(daemon: &Daemon) -> (String, String) {
-    let shown: Value = daemon.json(&["disk", "show", "vm"]);
+    let shown = daemon.disk("vm");
     let word = |name: &str| shown[name].as_str().unwrap_or_default().to_owned();
     (word("state"), word("reason"))
 }
