@@ -26,13 +26,10 @@ use crate::services::registry::DiskPhase;
 use crate::state::{BootId, CacheSpec, JournalSpec};
 use crate::watchdog::contained;
 
-/// The recovery of a cache, while its journal is being read.
-pub(super) struct Reading {
+/// A persistent cache from before the restart, and the resources of its recovery.
+pub(super) struct SavedCache {
     pub(super) spec: CacheSpec,
-    /// Maximum number of data segments of the cache.
-    pub(super) data_segments: u64,
     pub(super) journal: JournalSpec,
-    pub(super) began: Instant,
     /// Reason why all data of the cache is invalid: another host or program has used the disk since
     /// this host served it last. `None` if only this host has used the disk.
     pub(super) foreign: Option<String>,
@@ -41,12 +38,20 @@ pub(super) struct Reading {
     pub(super) outdated_by: Option<String>,
     /// The change of the backing after hob last served the disk, if there was one.
     pub(super) later: Option<LaterChange>,
-    /// Devices of the pool that are missing.
-    pub(super) missing: Vec<String>,
-    /// The reserved memory for the recovery and for the index of the cache.
-    pub(super) memory: Reservation,
     /// Highest number of a journal ring of the cache when the recovery started.
     pub(super) upto: u32,
+    pub(super) began: Instant,
+    /// The reserved memory for the recovery and for the index of the cache.
+    pub(super) memory: Reservation,
+}
+
+/// The recovery of a cache, while its journal is being read.
+pub(super) struct Reading {
+    pub(super) cache: SavedCache,
+    /// Maximum number of data segments of the cache.
+    pub(super) data_segments: u64,
+    /// Devices of the pool that are missing.
+    pub(super) missing: Vec<String>,
     /// Receives the result of the first pass over the journal.
     pub(super) surveyed: oneshot::Receiver<Surveyed>,
     pub(super) found: oneshot::Receiver<Result<Found>>,
@@ -68,27 +73,29 @@ impl Reading {
     /// ring than the saved state names, the state is older than flash. The mode in the state then
     /// proves nothing.
     pub(super) fn may_be_dirty(&self) -> bool {
-        let is_older = is_newer_than_state(self.upto, self.journal);
-        self.outdated_by.is_none() && (is_older || allows_dirty(&self.spec, self.journal))
+        let SavedCache { spec, journal, outdated_by, upto, .. } = &self.cache;
+        let is_older = is_newer_than_state(*upto, *journal);
+        outdated_by.is_none() && (is_older || allows_dirty(spec, *journal))
     }
 
     /// Returns true if all devices are present and the cache has a journal.
     pub(super) fn is_complete(&self) -> bool {
-        self.missing.is_empty() && self.journal.ring > 0
+        self.missing.is_empty() && self.cache.journal.ring > 0
     }
 
     /// Returns true if the cache belongs to this backing, the backing is unchanged, and no
     /// acknowledged write may be lost, according to the first pass.
     pub(super) fn fits(&self, surveyed: &Surveyed, info: &BackingInfo) -> bool {
-        let is_unchanged = match changed_since(surveyed.clean, self.journal, info, self.later) {
+        let SavedCache { spec, journal, foreign, later, .. } = &self.cache;
+        let is_unchanged = match changed_since(surveyed.clean, *journal, info, *later) {
             Changed::Yes => false,
-            Changed::Later => self.spec.verify == Verify::Trust,
+            Changed::Later => spec.verify == Verify::Trust,
             Changed::No | Changed::Unknown => true,
         };
         is_unchanged
-            && self.foreign.is_none()
-            && !is_newer_than_state(surveyed.ring, self.journal)
-            && (surveyed.is_logged || !expects_crash_log(self.journal, surveyed.ring, surveyed.clean))
+            && foreign.is_none()
+            && !is_newer_than_state(surveyed.ring, *journal)
+            && (surveyed.is_logged || !expects_crash_log(*journal, surveyed.ring, surveyed.clean))
             && same_backing(info, surveyed.disk_bytes, &surveyed.identity) != Same::No
     }
 }
@@ -145,20 +152,18 @@ impl Disks {
                 0
             }
         };
-        Ok(Reading {
+        let foreign = journal.foreign.then(|| "another program or host has used the disk".to_owned());
+        let cache = SavedCache {
             spec: spec.clone(),
-            data_segments,
             journal,
-            began,
-            foreign: journal.foreign.then(|| "another program or host has used the disk".to_owned()),
+            foreign,
             outdated_by: None,
             later: None,
-            missing,
-            memory,
             upto,
-            surveyed,
-            found,
-        })
+            began,
+            memory,
+        };
+        Ok(Reading { cache, data_segments, missing, surveyed, found })
     }
 
     fn note_recovery(&self, name: &str, done: u64, all: u64) {

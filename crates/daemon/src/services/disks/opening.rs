@@ -142,9 +142,10 @@ impl Disks {
         let (mut kept, mut recovering, mut backing) = (None, None, backing);
         if let Some(spec) = wanted.cache.as_ref().filter(|spec| spec.journal.is_some()) {
             let mut reading = self.begin_recovery(name, spec).await?;
-            reading.later = self.later_change(name, info.times).await;
-            reading.foreign = taken.and_then(|taken| taken.foreign.clone()).or(reading.foreign);
-            reading.outdated_by = taken.and_then(|taken| taken.outdated_by.clone());
+            reading.cache.later = self.later_change(name, info.times).await;
+            let foreign = taken.and_then(|taken| taken.foreign.clone());
+            reading.cache.foreign = foreign.or(reading.cache.foreign);
+            reading.cache.outdated_by = taken.and_then(|taken| taken.outdated_by.clone());
             let early = match when {
                 Open::WithCache => None,
                 Open::AtOnce => self.early(name, &info, backing.reader(), &mut reading).await,

@@ -19,15 +19,13 @@ use super::Disks;
 use super::comparison::{Mismatch, Source, compare};
 use super::fencing::Verdict;
 use super::flash_content::{Content, Decision, Empty, Expected, judge as judge_content};
-use super::journal_reading::{Reading, allows_dirty, expects_crash_log, is_newer_than_state};
+use super::journal_reading::{Reading, SavedCache, allows_dirty, expects_crash_log, is_newer_than_state};
 use super::kept_cache::Kept;
-use super::last_served::LaterChange;
-use super::recovery_memory::Reservation;
 use super::refusal::{refused, refused_content, refused_later, refused_without_devices};
 use crate::api_error::{ApiError, Result};
 use crate::services::flash::blocking;
 use crate::services::registry::DeviceEntry;
-use crate::state::{CacheSpec, JournalSpec};
+use crate::state::CacheSpec;
 
 /// Minimum time before a refused cache is read again.
 pub(super) const RETRY_MIN: Duration = Duration::from_secs(5);
@@ -45,7 +43,7 @@ impl Disks {
         reading: Reading,
         source: Source,
     ) -> Result<(Source, Option<Kept>, Vec<String>)> {
-        let began = reading.began;
+        let began = reading.cache.began;
         let result = self.recover_now(name, reading, source).await;
         if let Err(error) = &result {
             tracing::debug!("{name}: {error}");
@@ -62,39 +60,28 @@ impl Disks {
         source: Source,
     ) -> Result<(Source, Option<Kept>, Vec<String>)> {
         let may_be_dirty = reading.may_be_dirty();
-        let Reading {
-            spec,
-            journal,
-            began,
-            foreign,
-            outdated_by,
-            later,
-            mut missing,
-            memory,
-            upto,
-            found,
-            ..
-        } = reading;
+        let Reading { cache, mut missing, found, .. } = reading;
+        let spec = &cache.spec;
         let found =
             match found.await.unwrap_or_else(|_| Err(ApiError::failed("its recovery ended unexpectedly"))) {
                 Ok(found) => found,
                 Err(_) if may_be_dirty && !missing.is_empty() && self.has_no_device(&spec.pool) => {
                     return Err(refused_without_devices(&spec.pool, &missing));
                 }
-                Err(error) if may_be_dirty && !self.is_given_up(&spec, journal) => {
+                Err(error) if may_be_dirty && !self.is_given_up(&cache) => {
                     return Err(refused(name, &format!("its cache cannot be read: {}", error.problem.error)));
                 }
                 Err(error) => {
-                    self.pools.forget_owner(&spec).await;
+                    self.pools.forget_owner(spec).await;
                     let note = format!("its cache cannot be read ({}) and starts empty", error.problem.error);
                     return Ok((source, None, vec![note]));
                 }
             };
         missing.extend(self.unread_devices(&spec.pool, &found));
         let expected = Expected {
-            journal,
+            journal: cache.journal,
             may_be_dirty,
-            was_write_back: allows_dirty(&spec, journal),
+            was_write_back: allows_dirty(spec, cache.journal),
             lacks_device: !missing.is_empty(),
         };
         let decision = judge_content(&expected, Content::of(&found));
@@ -104,26 +91,13 @@ impl Disks {
                 return Err(refused_content(name, &spec.pool, lack, &missing, &damage_of(&found)));
             }
             (Decision::StartEmpty(empty), found) => {
-                let note = self.start_empty(name, &spec, empty, &damage_of(&found)).await?;
+                let note = self.start_empty(name, spec, empty, &damage_of(&found)).await?;
                 return Ok((source, None, note.into_iter().collect()));
             }
             (Decision::Use, _) => unreachable!("only a journal is used"),
         };
         let lacks_device = !missing.is_empty();
-        let mut recovery = Recovery {
-            spec,
-            journal,
-            may_be_dirty,
-            lacks_device,
-            outdated_by,
-            foreign,
-            later,
-            began,
-            memory,
-            upto,
-            remains,
-            notes: Vec::new(),
-        };
+        let mut recovery = Recovery { cache, may_be_dirty, lacks_device, remains, notes: Vec::new() };
         let recovered = recovery.adjust(recovered).await?;
         self.compare_and_use(name, recovery, recovered, source).await
     }
@@ -136,19 +110,8 @@ impl Disks {
         recovered: Box<Recovered>,
         source: Source,
     ) -> Result<(Source, Option<Kept>, Vec<String>)> {
-        let Recovery {
-            spec,
-            journal,
-            may_be_dirty,
-            foreign,
-            later,
-            began,
-            memory,
-            upto,
-            remains,
-            mut notes,
-            ..
-        } = recovery;
+        let Recovery { cache, may_be_dirty, remains, mut notes, .. } = recovery;
+        let SavedCache { spec, journal, foreign, later, upto, began, memory, .. } = cache;
         let known_bytes = recovered.summary.disk_bytes;
         let (source, mut recovered, verdict, Mismatch { why, can_be_trusted }) =
             compare(source, recovered, journal, spec.verify, foreign, later).await?;
@@ -203,8 +166,9 @@ impl Disks {
     }
 
     /// Returns true if an operator removed the last device of the cache's pool, and so the cache.
-    fn is_given_up(&self, spec: &CacheSpec, journal: JournalSpec) -> bool {
-        journal.ended && self.registry.inner().pool(&spec.pool).is_ok_and(|entry| entry.devices.is_empty())
+    fn is_given_up(&self, cache: &SavedCache) -> bool {
+        let inner = self.registry.inner();
+        cache.journal.ended && inner.pool(&cache.spec.pool).is_ok_and(|entry| entry.devices.is_empty())
     }
 
     fn has_no_device(&self, pool: &str) -> bool {
@@ -251,21 +215,10 @@ impl Disks {
 
 /// A cache with a valid journal, before it is compared with the backing.
 struct Recovery {
-    spec: CacheSpec,
-    journal: JournalSpec,
+    cache: SavedCache,
     may_be_dirty: bool,
     /// True if a device of the pool is missing.
     lacks_device: bool,
-    /// Name of the host that has written the cache's dirty data from its replica to the backing;
-    /// `None` if no host has.
-    outdated_by: Option<String>,
-    foreign: Option<String>,
-    later: Option<LaterChange>,
-    began: Instant,
-    /// The reserved memory for the recovery and for the index of the cache.
-    memory: Reservation,
-    /// Highest number of a journal ring of the cache when the recovery started.
-    upto: u32,
     remains: RecoveredPool,
     /// Notes for the operator.
     notes: Vec<String>,
@@ -282,20 +235,21 @@ impl Recovery {
                 bytes(summary.sectors_missing)
             ));
         }
-        if is_newer_than_state(summary.ring, self.journal) {
+        if is_newer_than_state(summary.ring, self.cache.journal) {
             self.note(
                 "the daemon's saved state is older than its cache, so hob treats the cache as after a crash of the host",
             );
-            (self.journal.closed, self.journal.evidence) = (None, None);
-            self.later = None;
+            (self.cache.journal.closed, self.cache.journal.evidence) = (None, None);
+            self.cache.later = None;
         } else {
-            self.may_be_dirty = self.outdated_by.is_none() && allows_dirty(&self.spec, self.journal);
+            self.may_be_dirty =
+                self.cache.outdated_by.is_none() && allows_dirty(&self.cache.spec, self.cache.journal);
         }
-        if summary.ring <= self.journal.lost_ring {
+        if summary.ring <= self.cache.journal.lost_ring {
             self.note("its journal could not be written any more; clean data in its cache is dropped");
             recovered = changed(recovered, Recovered::drop_clean).await?;
         }
-        if recovered.summary.sectors_dirty > 0 && summary.ring <= self.journal.discarded_ring {
+        if recovered.summary.sectors_dirty > 0 && summary.ring <= self.cache.journal.discarded_ring {
             self.note(format!(
                 "{} of dirty data in its cache was discarded by command, when its journal could not be written any more",
                 bytes(recovered.summary.sectors_dirty)
@@ -304,7 +258,7 @@ impl Recovery {
         }
         if recovered.summary.sectors_dirty > 0 && !self.may_be_dirty {
             let outdated = bytes(recovered.summary.sectors_dirty);
-            self.note(match &self.outdated_by {
+            self.note(match &self.cache.outdated_by {
                 Some(by) => format!(
                     "{outdated} of dirty data in its cache are outdated and dropped, because {by} took over \
                     the disk and wrote this data to the backing from a replica"
@@ -318,9 +272,9 @@ impl Recovery {
             });
             recovered = changed(recovered, Recovered::discard_dirty).await?;
         }
-        if self.remains.rings.first().is_none_or(|ring| ring.number < self.journal.ring) {
+        if self.remains.rings.first().is_none_or(|ring| ring.number < self.cache.journal.ring) {
             // The evidence that the backing is unchanged was recorded for an earlier journal ring.
-            self.journal.evidence = None;
+            self.cache.journal.evidence = None;
         }
         Ok(recovered)
     }

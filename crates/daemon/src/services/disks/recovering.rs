@@ -66,7 +66,7 @@ impl Disks {
         let (info, reader) = (info.clone(), reader?);
         // hob drops the record that another host has used the disk when the disk is served. The
         // data on flash must be discarded before.
-        if !reading.is_complete() || reading.foreign.is_some() {
+        if !reading.is_complete() || reading.cache.foreign.is_some() {
             return None;
         }
         let doubtful = if reading.may_be_dirty() {
@@ -74,7 +74,7 @@ impl Disks {
             // that it does not repeatedly appear and disappear. A cache without space for a journal
             // must be drained before its disk is served.
             if self.registry.inner().disk(name).ok()?.offline_reason.is_some()
-                || !self.registry.inner().has_next_ring_space(&reading.spec, reading.data_segments)
+                || !self.registry.inner().has_next_ring_space(&reading.cache.spec, reading.data_segments)
             {
                 return None;
             }
@@ -106,7 +106,7 @@ impl Disks {
             let journal = disk.cache().and_then(|spec| spec.journal);
             disk.recovering = journal.map(|journal| OldRings {
                 owner: OwnerId(journal.owner.0),
-                upto: reading.upto,
+                upto: reading.cache.upto,
                 written: journal.written,
             });
             disk.cache_reason = Some("it is being recovered".to_owned());
@@ -149,7 +149,7 @@ impl Disks {
 
     async fn bring_cache(&self, name: &str, recovering: RecoveringCache) -> Result<Vec<String>, Restructure> {
         let RecoveringCache { reading, served } = recovering;
-        let (shard, id, upto) = (served.shard.clone(), served.id, reading.upto);
+        let (shard, id, upto) = (served.shard.clone(), served.id, reading.cache.upto);
         let may_be_dirty = reading.may_be_dirty();
         let found = match self.recover(name, reading, Source::Served(served)).await {
             Ok((_, None, notes)) => Ok(notes),
