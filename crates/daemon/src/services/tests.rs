@@ -108,6 +108,12 @@ impl Bench {
         self.services.pools.cache_enable(disk.into(), cache_of(mib)).await
     }
 
+    /// Enables a cache with the settings of a request in JSON.
+    async fn cache_with(&self, disk: &str, mib: u64, json: &str) -> Result<DiskChanged> {
+        let enable = CacheEnable { settings: settings(json), ..cache_of(mib) };
+        self.services.pools.cache_enable(disk.into(), enable).await
+    }
+
     async fn resize(&self, disk: &str, mib: u64) -> Result<DiskChanged> {
         let patch = CachePatch { size: Some(Size(mib * MIB)), ..CachePatch::default() };
         self.services.pools.cache_patch(disk.into(), patch).await
@@ -168,6 +174,10 @@ fn pool_create(name: &str, devices: Vec<String>, mib: u64) -> PoolCreate {
 
 fn cache_of(mib: u64) -> CacheEnable {
     CacheEnable { pool: "p".into(), size: Some(Size(mib * MIB)), settings: CacheSettings::default() }
+}
+
+fn settings(json: &str) -> CacheSettings {
+    serde_json::from_str::<CachePatch>(json).unwrap().settings
 }
 
 fn run(test: impl AsyncFnOnce(Bench)) {

@@ -16,10 +16,7 @@ const CACHE: u64 = 8;
 async fn prepare(bench: &Bench, devices: &[&str]) {
     bench.pool(devices, 16 / devices.len() as u64).await;
     bench.disk("vm").await;
-    let json = r#"{"mode":"write-back","dirty_age_max":0}"#;
-    let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
-    let enable = CacheEnable { settings, ..cache_of(CACHE) };
-    bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+    bench.cache_with("vm", CACHE, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
     let id = bench.services.registry.inner().disks["vm"].id;
     (0..50).for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
 }

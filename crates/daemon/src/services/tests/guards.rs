@@ -147,9 +147,7 @@ fn a_cache_with_two_copies_is_spread_again_when_a_device_returns() {
             bench.pool(&["a", "b"], 16).await;
             bench.disk("vm").await;
             let json = format!(r#"{{{preset}"mode":"write-back","copies":"{copies}","dirty_age_max":0}}"#);
-            let settings = serde_json::from_str::<CachePatch>(&json).unwrap().settings;
-            let enable = CacheEnable { settings, ..cache_of(8) };
-            bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+            bench.cache_with("vm", 8, &json).await.unwrap();
             assert_eq!(devices(&bench), 2);
             bench.services.pools.device_remove("p".into(), bench.path("b")).await.unwrap();
             assert_eq!((devices(&bench), bench.room("vm")), (1, 8));

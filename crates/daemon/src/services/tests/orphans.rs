@@ -203,8 +203,7 @@ fn a_state_that_is_older_than_flash_loses_no_dirty_data() {
         bench.services.registry.save().await.unwrap();
         let saved = bench.dir.path().join("state/state.json");
         let through = std::fs::read(&saved).unwrap();
-        let settings = serde_json::from_str::<CachePatch>(LAZY).unwrap().settings;
-        let patch = CachePatch { settings, ..CachePatch::default() };
+        let patch = CachePatch { settings: settings(LAZY), ..CachePatch::default() };
         bench.services.pools.cache_patch("vm".into(), patch).await.unwrap();
         bench.resize("vm", 5).await.unwrap();
         write(&bench, 0..10);

@@ -24,9 +24,7 @@ pub(super) async fn prepare(bench: Bench, json: &str) -> Bench {
     let bench = bench.with_state();
     bench.pool(&["a", "b"], 8).await;
     bench.disk("vm").await;
-    let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
-    let enable = CacheEnable { settings, ..cache_of(4) };
-    bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+    bench.cache_with("vm", 4, json).await.unwrap();
     bench
 }
 
@@ -221,9 +219,7 @@ fn a_read_only_file_that_changes_under_its_disk_is_no_evidence() {
             let backing = bench.image("vm.img", 64);
             let add = DiskAdd { name: "vm".into(), backing, read_only: true, ..DiskAdd::default() };
             bench.services.disks.disk_add(add).await.unwrap();
-            let settings = serde_json::from_str::<CachePatch>(r#"{"persistent":true}"#).unwrap().settings;
-            let enable = CacheEnable { settings, ..cache_of(4) };
-            bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+            bench.cache_with("vm", 4, r#"{"persistent":true}"#).await.unwrap();
             read(&bench, 0..500);
             tokio::time::sleep(COMMITTED).await;
             heartbeat(&bench).await;
@@ -581,8 +577,7 @@ fn a_served_disk_finds_its_persistent_cache_again() {
             let (services, shard) = services(Store::Memory);
             let disk =
                 DiskAdd { name: "vm".into(), backing: image.clone(), read_only: false, ..DiskAdd::default() };
-            let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
-            let cache = CacheEnable { pool: "default".into(), size: Some(Size(4 * MIB)), settings };
+            let cache = CacheEnable { pool: "default".into(), settings: settings(json), ..cache_of(4) };
             let result = services.startup.start_serving(disk, Some((device.clone(), cache)), force).await;
             (services, shard, result)
         };
