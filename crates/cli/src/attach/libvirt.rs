@@ -195,6 +195,7 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::example;
     use super::*;
 
     const XML: &str = "<domain>
@@ -234,13 +235,9 @@ mod tests {
 
     #[test]
     fn a_disk_that_a_saved_state_needs_is_kept() {
-        let record = |disk: &str| -> Record {
-            serde_json::from_value(serde_json::json!({
-                "version": 1, "target": "libvirt:web", "disk": disk, "label": "vda", "backend": "vda",
-                "file": "/srv/a&b.qcow2", "format": "qcow2", "method": "reopen", "cache": { "pool": "fast" },
-                "node": {}, "spare": [],
-            }))
-            .unwrap()
+        let record = |disk: &str| {
+            let (target, format) = ("libvirt:web".to_owned(), "qcow2".to_owned());
+            Record { target, disk: disk.to_owned(), file: "/srv/a&b.qcow2".into(), format, ..example() }
         };
         // The disk was attached while the domain ran.
         check_saved("web", XML, &[record("web-vda")]).unwrap();

@@ -307,6 +307,7 @@ fn use_of(graph: &Graph, record: &Record, cpus: Cpus) -> Use {
 mod tests {
     use serde_json::Value;
 
+    use super::super::record::example;
     use super::*;
 
     /// Returns a graph of a device `vda` with these nodes below each other.
@@ -324,13 +325,7 @@ mod tests {
     }
 
     fn record() -> Record {
-        serde_json::from_value(json!({
-            "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
-            "file": "/image-file", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
-            "node": { "node-name": "hob-1" }, "spare": [{ "node-name": "image-file" }],
-            "parent": { "node-name": "image" },
-        }))
-        .unwrap()
+        Record { file: "/image-file".into(), parent: Some(json!({ "node-name": "image" })), ..example() }
     }
 
     #[test]

@@ -75,14 +75,15 @@ fn of_names(records: &Records, names: &[String]) -> anyhow::Result<Vec<Record>> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::record::test_record;
+    use crate::attach::record::example;
 
     #[test]
     fn the_records_of_a_domain_are_found_by_all_its_names() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::open(dir.path()).unwrap();
         for (target, disk) in [("libvirt:web", "a"), ("libvirt:0b1c", "b"), ("libvirt:db", "c")] {
-            records.save(&test_record(target, "vda", disk)).unwrap();
+            let (target, disk) = (target.to_owned(), disk.to_owned());
+            records.save(&Record { target, disk, ..example() }).unwrap();
         }
         let found = of_names(&records, &["libvirt:0b1c", "libvirt:web"].map(str::to_owned)).unwrap();
         let disks: Vec<&str> = found.iter().map(|record| record.disk.as_str()).collect();

@@ -192,10 +192,9 @@ fn is_below_overlay(graph: &Graph, record: &Record, chain: &[String]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use hob_control::{CacheEnable, CacheSettings};
     use serde_json::json;
 
-    use super::super::record::Method;
+    use super::super::record::{Method, example};
     use super::*;
 
     /// Returns a graph with these edges (parent, kind, child) and the image `/a` or `/overlay` in
@@ -228,23 +227,9 @@ mod tests {
     }
 
     fn record(method: Method) -> Record {
-        let is_reopened = method == Method::Reopen;
-        Record {
-            version: Record::VERSION,
-            target: "qmp:/run/web.qmp".to_owned(),
-            disk: "web-vda".to_owned(),
-            label: "vda".to_owned(),
-            backend: "vda".to_owned(),
-            file: "/a".into(),
-            format: "qcow2".to_owned(),
-            method,
-            cache: CacheEnable { pool: "fast".to_owned(), size: None, settings: CacheSettings::default() },
-            node: json!({ "node-name": "hob-1" }),
-            spare: vec![json!({ "node-name": "image-file", "filename": "/a" })],
-            parent: is_reopened.then(|| json!({ "node-name": "image" })),
-            definition: None,
-            volumes: None,
-        }
+        let parent = (method == Method::Reopen).then(|| json!({ "node-name": "image" }));
+        let spare = vec![json!({ "node-name": "image-file", "filename": "/a" })];
+        Record { file: "/a".into(), format: "qcow2".to_owned(), method, spare, parent, ..example() }
     }
 
     #[test]

@@ -227,13 +227,13 @@ fn read(path: &Path) -> anyhow::Result<Option<Record>> {
     Ok(Some(record))
 }
 
-/// Returns the record of a disk with a raw image, for tests.
+/// Returns the record of the disk `vda` with a raw image, for tests.
 #[cfg(test)]
-pub(super) fn test_record(target: &str, label: &str, disk: &str) -> Record {
+pub(super) fn example() -> Record {
     serde_json::from_value(serde_json::json!({
-        "version": 1, "target": target, "disk": disk, "label": label, "backend": label,
+        "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
         "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
-        "node": {}, "spare": [],
+        "node": { "node-name": "hob-1" }, "spare": [{ "node-name": "image-file" }],
     }))
     .unwrap()
 }

@@ -179,11 +179,11 @@ async fn check_unused(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::record::test_record;
+    use crate::attach::record::example;
 
     #[test]
     fn two_disks_of_a_vm_do_not_get_one_name() {
-        let record = |label: &str, disk: &str| test_record("qmp:/run/web.qmp", label, disk);
+        let record = |label: &str, disk: &str| Record { label: label.into(), disk: disk.into(), ..example() };
         let wanted = [record("device[0]", "web-device-0-")];
         check_distinct(&wanted, &record("vda", "web-vda")).unwrap();
         let error = check_distinct(&wanted, &record("device-0-", "web-device-0-")).unwrap_err().to_string();
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_disk_of_another_target_is_refused_with_the_name_of_that_target() {
-        let error = already_attached("vda", &test_record("qmp:/run/web.qmp", "vda", "web-vda")).to_string();
+        let error = already_attached("vda", &example()).to_string();
         assert!(error.contains("disk web-vda") && error.contains("'hob detach qmp:/run/web.qmp'"), "{error}");
     }
 }

@@ -137,6 +137,7 @@ mod tests {
     use serde_json::Value;
 
     use super::super::fake_qemu::FakeQemu;
+    use super::super::record::example;
     use super::*;
 
     /// Returns a VM with a device `vda` above a raw node and a file node, and with one more node.
@@ -236,13 +237,8 @@ mod tests {
     /// QEMU may have a second QMP socket.
     #[test]
     fn a_disk_that_was_attached_by_another_name_of_the_vm_is_found() {
-        let record: Record = serde_json::from_value(json!({
-            "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
-            "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
-            "node": { "node-name": "hob-1", "server": { "type": "unix", "path": "/run/hob/nbd.sock" } },
-            "spare": [{ "node-name": "image-file" }],
-        }))
-        .unwrap();
+        let server = json!({ "type": "unix", "path": "/run/hob/nbd.sock" });
+        let record = Record { node: json!({ "node-name": "hob-1", "server": server }), ..example() };
         let others = [Record { disk: "db-vda".to_owned(), ..record.clone() }, record];
         let found = |driver: &str, file: &str| {
             let (raw, other) = (node("image", "raw", file), node("other", "null-co", ""));

@@ -107,6 +107,7 @@ impl Vm {
 mod tests {
     use super::*;
     use crate::attach::graph::Graph;
+    use crate::attach::record::example;
 
     const FILE: &str = "nbd+unix:///web-vda?socket=/run/hob/nbd.sock";
 
@@ -136,17 +137,12 @@ mod tests {
 
     /// Returns the record of the attachment before the VM's restart.
     fn record() -> Record {
-        serde_json::from_value(json!({
-            "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
-            "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
-            "node": {
-                "driver": "nbd", "node-name": "hob-1", "export": "web-vda",
-                "server": { "type": "unix", "path": "/run/hob/nbd.sock" },
-            },
-            "spare": [{ "driver": "file", "node-name": "started", "filename": "/image", "aio": "native" }],
-            "parent": { "driver": "raw", "node-name": "image" },
-        }))
-        .unwrap()
+        let server = json!({ "type": "unix", "path": "/run/hob/nbd.sock" });
+        let node = json!({ "driver": "nbd", "node-name": "hob-1", "export": "web-vda", "server": server });
+        let image =
+            json!({ "driver": "file", "node-name": "started", "filename": "/image", "aio": "native" });
+        let parent = Some(json!({ "driver": "raw", "node-name": "image" }));
+        Record { node, spare: vec![image], parent, ..example() }
     }
 
     /// The name `started` belonged to the image's node before the restart, as with libvirt.
