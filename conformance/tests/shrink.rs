@@ -85,6 +85,15 @@ impl Stage {
         assert_same(&disk, &self.image, 0, "the disk and what was written");
     }
 
+    /// Stops hob, and compares the disk and its backing with what was written.
+    #[track_caller]
+    fn end(self) {
+        self.check();
+        self.hob.stop();
+        let backing = self.scratch.read("disk.img");
+        assert_same(&backing, &self.image, 0, "the backing and what was written");
+    }
+
     fn shown(&self) -> Value {
         self.hob.disk()
     }
@@ -204,10 +213,7 @@ fn a_cache_that_gets_smaller_while_the_backing_is_away_takes_writes_and_waits() 
     stage.check();
     stage.write(scattered(mib(40)..mib(41)), 300);
     stage.hob.ctl(&["drain", "disk"]);
-    stage.check();
-    stage.hob.stop();
-    let on_disk = stage.scratch.read("disk.img");
-    assert_same(&on_disk, &stage.image, 0, "the backing and what was written");
+    stage.end();
 }
 
 #[test]
@@ -307,10 +313,7 @@ fn a_backing_that_dies_during_a_drain_returns_the_disk_to_write_back_until_it_is
     assert_eq!(stage.drain_task()["state"], "running");
     stage.restart_backing();
     wait_for("the end of the drain", || stage.drain_task()["state"] == "done");
-    stage.check();
-    stage.hob.stop();
-    let on_disk = stage.scratch.read("disk.img");
-    assert_same(&on_disk, &stage.image, 0, "the backing and what was written");
+    stage.end();
 }
 
 #[test]
@@ -339,8 +342,5 @@ fn a_change_of_the_mode_waits_while_the_backing_is_away_and_can_be_cancelled() {
     wait_for("the new mode", || stage.shown()["cache"]["mode"] == "write-through");
     drop(change);
     assert_eq!(stage.hob.stats().number("dirty_bytes").expect("a count") as u64, 0);
-    stage.check();
-    stage.hob.stop();
-    let on_disk = stage.scratch.read("disk.img");
-    assert_same(&on_disk, &stage.image, 0, "the backing and what was written");
+    stage.end();
 }

@@ -113,7 +113,7 @@ impl Vm {
     }
 
     /// Returns the name of hob's disk for a device.
-    pub(super) fn disk_name(&self, device: &Device) -> anyhow::Result<String> {
+    fn disk_name(&self, device: &Device) -> anyhow::Result<String> {
         let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
         let name: String = format!("{}-{}", self.name, device.label).chars().map(plain).collect();
         match check_name(&name) {
