@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use conformance::data::empty_file;
+use conformance::data::{empty_file, repeated};
 use conformance::nbd_client::{Client, read_mibs};
 use conformance::scratch::{text, wait_for, wait_until};
 use conformance::{Authority, Etcd, MIB, Plan, Scratch, TestHost};
@@ -91,7 +91,7 @@ fn mode(side: &TestHost, disk: &str) -> String {
 }
 
 fn filled(number: u64) -> Vec<u8> {
-    number.to_le_bytes().repeat(BLOCK as usize / 8)
+    repeated(&[number], BLOCK as usize)
 }
 
 fn word(shown: &Value, name: &str) -> String {
