@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use hob_storage::pool::{DeviceSpec, Overwrite, Pool};
 use tokio::time::Instant;
 
 use super::*;
@@ -229,6 +230,33 @@ fn another_device_at_the_path_is_not_formatted() {
         plug_in(&bench, "a");
         pass(&bench, 100).await;
         assert!(is_online(&bench, "a"));
+    });
+}
+
+/// The device is on shared storage, and another host has created a pool of the same name on it.
+#[test]
+fn a_device_that_another_host_has_formatted_is_not_formatted() {
+    run(async |bench| {
+        prepare(&bench, &["a", "b"]).await;
+        unplug(&bench, "a");
+        fence(&bench, "a");
+        pass(&bench, 20).await;
+        let path = bench.dir.path().join("other");
+        std::fs::copy(bench.path("a.away"), &path).unwrap();
+        let spec = DeviceSpec { path: path.clone(), size_bytes: None };
+        drop(Pool::create("p", &[spec], SEGMENT, Overwrite::Force).unwrap());
+        std::fs::rename(&path, bench.path("a")).unwrap();
+        let before = std::fs::read(bench.path("a")).unwrap();
+        pass(&bench, 600).await;
+        assert_shown(&bench, "a", DeviceState::Fenced, "is another device than before");
+        assert!(std::fs::read(bench.path("a")).unwrap() == before);
+        // Also after a failed attempt of the other host, which leaves no superblock.
+        let file = std::fs::File::options().write(true).open(bench.path("a")).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0; MIB as usize], 0).unwrap();
+        let before = std::fs::read(bench.path("a")).unwrap();
+        pass(&bench, 600).await;
+        assert_shown(&bench, "a", DeviceState::Fenced, "has no superblock of a hob pool any more");
+        assert!(std::fs::read(bench.path("a")).unwrap() == before);
     });
 }
 
