@@ -35,7 +35,7 @@ fn disks_of_a_changed_hob_toml_do_not_wait_for_backings_that_hang() {
         let filed = Filed::start(bench, &first).await;
         let socket = filed.bench.path("silent.sock");
         let silent = UnixListener::bind(&socket).unwrap();
-        let hung = |number| {
+        let hung = |number: usize| {
             let name = format!("hung{number:02}");
             format!("[[disk]]\nname = \"{name}\"\nbacking = \"nbd+unix:///{name}?socket={socket}\"\n")
         };
