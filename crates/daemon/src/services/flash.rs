@@ -30,7 +30,7 @@ use crate::watchdog::contained;
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// Returns [`ANSWER_MAX`], or a longer time if hob's own tests allow flash to stall for longer.
-fn answer_max() -> Duration {
+pub(super) fn answer_max() -> Duration {
     ANSWER_MAX.max(Duration::from_millis(flash_stall_ms_default()))
 }
 

@@ -5,7 +5,8 @@
 //! disk through its [`DiskOwner`], which calls [`Disks::open_owned`] if this host may serve the
 //! disk.
 //!
-//! Read [`opening`] first. The recovery of a cache is in [`recover`], [`comparison`] and
+//! Read [`opening`] first. [`opening_turns`] limits how many disks are opened at the same time. The
+//! recovery of a cache is in [`recover`], [`comparison`] and
 //! [`recovering`]. [`fencing`], [`evidence`] and [`last_served`] decide whether a recovered cache
 //! may be used. [`offline_drain`] drains caches without space for a journal, and [`adoption`] gives
 //! a disk a cache that belongs to no disk. [`removal`] removes disks, and [`dirty_rescue`] and
@@ -29,6 +30,7 @@ mod last_served;
 mod life_cycle;
 mod offline_drain;
 mod opening;
+mod opening_turns;
 mod parents;
 mod pool_preview;
 mod preview;
@@ -60,6 +62,8 @@ pub(super) use dirty::{Dirty, Source};
 pub(super) use image::image_asked;
 use last_served::Record;
 pub(super) use opening::{BACKING_CHARS_MAX, Open, no_backing, open_gateway};
+pub(super) use opening_turns::OpeningSpeed;
+use opening_turns::OpeningTurns;
 pub(super) use parents::ParentLink;
 pub(super) use recovering::{OldRings, RecoveringCache};
 use recovery_memory::RecoveryMemory;
@@ -98,6 +102,7 @@ service! {
         owner: Arc<OnceLock<Weak<dyn DiskOwner>>>,
         last_served: Arc<Record>,
         recovery_memory: Arc<RecoveryMemory>,
+        opening_turns: Arc<OpeningTurns>,
     }
 }
 

@@ -1,5 +1,7 @@
 //! Opens disks, assigns them to shards, and offers them to clients.
 
+use std::time::Instant;
+
 use hob_control::{DiskAdd, DiskChanged, Export, Size, check_name};
 use hob_engine::command::{Access, DiskConfig};
 use hob_engine::io::Promote;
@@ -12,6 +14,7 @@ use hob_storage::pool::OwnerId;
 use super::Disks;
 use super::comparison::Source;
 use super::image::image_asked;
+use super::opening_turns::OpeningSpeed;
 use super::recover::{Kept, Reading};
 use super::recovering::{Early, RecoveringCache};
 use super::resize::Measure;
@@ -304,21 +307,25 @@ impl Disks {
         when: Open,
         taken: Option<&Taken>,
     ) -> Result<(Vec<String>, Option<RecoveringCache>)> {
-        let (wanted, id) = {
+        let (wanted, id, speed) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
-            (disk.wanted.clone(), disk.id)
+            (disk.wanted.clone(), disk.id, disk.opening_speed)
         };
+        let turn = self.opening_turns.take(speed).await;
         let room = descriptors::room().await.map_err(ApiError::conflict)?;
         self.exports.clear_stale_file(name).await?;
         let options = self.open_options(name, &wanted).await?;
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let (spec, said) = (wanted.backing.clone(), wanted.datastore.clone());
+        let begun = Instant::now();
         let opened = flash::blocking(move || {
             let backing = Backing::open(&spec, access, &options)?;
             Ok::<_, OpenError>((backing, said.unwrap_or_else(|| datastore_of(&spec))))
         })
         .await?;
+        drop(turn);
+        self.registry.inner().disk_mut(name)?.opening_speed = OpeningSpeed::of(begun.elapsed());
         let (backing, datastore) = match opened {
             Ok(opened) => opened,
             Err(error) => return Err(self.name_holder(name, &error).await),

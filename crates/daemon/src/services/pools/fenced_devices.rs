@@ -14,11 +14,12 @@ use hob_storage::pool::Admission;
 use tokio::time::Instant;
 
 use super::Pools;
-use super::device_returns::DevicePath;
+use super::device_absence::FormerDevice;
+use super::device_returns::{CheckResult, DevicePath, FormerDescriptors};
 use super::devices::no_device;
 use crate::api_error::{ApiError, ErrorKind, Result, conflict};
 use crate::background::spawn;
-use crate::services::flash::check_device_returned;
+use crate::services::flash::{answer_max, blocking, check_device_returned};
 use crate::services::registry::{DeviceEntry, OPENING};
 
 /// Interval between two checks of a fenced device.
@@ -69,24 +70,45 @@ impl Pools {
     /// Checks a fenced device, and uses the device again if it has returned.
     async fn check_fenced(&self, device: &DevicePath) {
         let Some(uuid) = self.returns.begin_check(device) else { return };
-        let answer = check_device_returned(device.path.clone(), uuid.clone()).await;
-        let answer = answer.map_err(|error| error.problem.error);
-        if answer.is_ok() && self.is_reconnected(device).await {
-            self.returns.with(device, |watch| watch.note_reconnection());
+        let result = match check_device_returned(device.path.clone(), uuid.clone()).await {
+            Ok(()) => CheckResult::Answers,
+            Err(error) => {
+                let is_away = self.is_away(device, uuid.clone()).await;
+                let why = error.problem.error;
+                if is_away { CheckResult::Away(why) } else { CheckResult::Failed(why) }
+            }
+        };
+        let needs_descriptors = self.returns.with(device, |watch| watch.needs_descriptors()) == Some(true);
+        if result == CheckResult::Answers && needs_descriptors {
+            let descriptors = self.former_descriptors(device).await;
+            self.returns.with(device, |watch| watch.note_descriptors(descriptors));
         }
         let now = Instant::now();
-        if self.returns.with(device, |watch| watch.note_answer(answer, now)) == Some(true) {
+        if self.returns.with(device, |watch| watch.note_result(result, now)) == Some(true) {
             self.use_again(device, uuid).await;
         }
         self.show_return(device);
         self.returns.end_check(device);
     }
 
-    /// Returns true if a device that answers was removed from the host and connected again.
-    async fn is_reconnected(&self, device: &DevicePath) -> bool {
-        if self.returns.with(device, |watch| watch.may_be_reconnected()) != Some(true) {
-            return false;
-        }
+    /// Returns true if a device that failed a check was removed from the host, or does not answer.
+    async fn is_away(&self, device: &DevicePath, uuid: String) -> bool {
+        let former = {
+            let inner = self.registry.inner();
+            let entry = inner.pools.get(&device.pool);
+            let found = entry.and_then(|entry| {
+                let fenced = entry.devices.iter().find(|it| it.path == device.path)?;
+                Some((fenced.file, fenced.segments * entry.segment_bytes))
+            });
+            let (file, segment_bytes) = found.unwrap_or_default();
+            FormerDevice { path: device.path.clone(), uuid, file, segment_bytes }
+        };
+        blocking(move || former.is_away(answer_max())).await.unwrap_or_default()
+    }
+
+    /// Reads through the former descriptors of a device that answers. If the device was removed from
+    /// the host and connected again, they fail.
+    async fn former_descriptors(&self, device: &DevicePath) -> FormerDescriptors {
         let found = {
             let inner = self.registry.inner();
             let entry = inner.pools.get(&device.pool);
@@ -95,8 +117,11 @@ impl Pools {
                 Some((entry.flash.clone(), fenced.ids?))
             })
         };
-        let Some((flash, ids)) = found else { return false };
-        flash.is_disconnected(ids.in_pool, device.path.clone()).await
+        let Some((flash, ids)) = found else { return FormerDescriptors::Work };
+        match flash.is_disconnected(ids.in_pool, device.path.clone()).await {
+            true => FormerDescriptors::Fail,
+            false => FormerDescriptors::Work,
+        }
     }
 
     /// Shows the state of a fenced device in `hob health`.
