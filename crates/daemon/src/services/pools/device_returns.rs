@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use hob_storage::pool::FormerSuperblock;
 use tokio::time::Instant;
 
 /// Time for which a device must answer before the first attempt to use it again.
@@ -123,6 +124,8 @@ pub(super) enum FormerDescriptors {
 pub(super) struct ReturnWatch {
     /// UUID in the superblock of the device.
     uuid: String,
+    /// The last superblock that this process wrote to the device; `None` before the first check.
+    former: Option<FormerSuperblock>,
     /// Reason of the fence.
     reason: String,
     phase: Phase,
@@ -145,6 +148,7 @@ impl ReturnWatch {
     fn new(uuid: String, reason: String) -> ReturnWatch {
         ReturnWatch {
             uuid,
+            former: None,
             reason,
             phase: Phase::Fenced,
             is_checked: false,
@@ -214,18 +218,33 @@ impl ReturnWatch {
         self.obstacle = Some(why);
     }
 
+    /// Returns the last superblock that this process wrote to the device, if it is known.
+    pub(super) fn former(&self) -> Option<FormerSuperblock> {
+        self.former.clone()
+    }
+
+    /// Records the last superblock that this process wrote to the device.
+    pub(super) fn note_former(&mut self, former: FormerSuperblock) {
+        self.former = Some(former);
+    }
+
     /// Records that hob has closed the device.
     pub(super) fn note_closed(&mut self) {
         self.phase = Phase::Closed;
     }
 
-    /// Records that the device could not be used again. `uuid` is the UUID that the device got if
-    /// hob had formatted it already.
-    pub(super) fn note_failure(&mut self, why: String, uuid: Option<String>, now: Instant) {
+    /// Records that the device could not be used again. `formatted` has the UUID and the superblock
+    /// that the device got if hob had formatted it already.
+    pub(super) fn note_failure(
+        &mut self,
+        why: String,
+        formatted: Option<(String, FormerSuperblock)>,
+        now: Instant,
+    ) {
         self.attempts = self.attempts.saturating_add(1);
         (self.last_attempt, self.answers_since, self.obstacle) = (Some(now), None, Some(why));
-        if let Some(uuid) = uuid {
-            self.uuid = uuid;
+        if let Some((uuid, former)) = formatted {
+            (self.uuid, self.former) = (uuid, Some(former));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use hob_control::DevicePatch;
 use hob_storage::pool::{DeviceSpec, Overwrite, Pool};
 use tokio::time::Instant;
 
@@ -156,6 +157,9 @@ fn segments_that_a_cache_lost_are_free_when_their_device_returns() {
 fn a_device_that_was_connected_again_before_the_fence_returns() {
     run(async |bench| {
         bench.pool(&["a", "b"], 4).await;
+        // The fence must not write to the former file, as it could not write to such a device.
+        let out = DevicePatch { admission: Admission::Out };
+        bench.services.pools.device_set("p".into(), bench.path("a"), out).await.unwrap();
         std::fs::copy(bench.path("a"), bench.path("a.copy")).unwrap();
         unplug(&bench, "a");
         std::fs::rename(bench.path("a.copy"), bench.path("a")).unwrap();
@@ -166,7 +170,7 @@ fn a_device_that_was_connected_again_before_the_fence_returns() {
         assert_shown(&bench, "a", DeviceState::Fenced, "answers again");
         pass(&bench, 60).await;
         assert!(is_online(&bench, "a"), "{:?}", shown(&bench, "a"));
-        assert_eq!(bench.free(), 8);
+        assert_eq!(bench.services.observe.pool("p").unwrap().size, Size(8 * MIB));
     });
 }
 
@@ -257,6 +261,31 @@ fn a_device_that_another_host_has_formatted_is_not_formatted() {
         pass(&bench, 600).await;
         assert_shown(&bench, "a", DeviceState::Fenced, "has no superblock of a hob pool any more");
         assert!(std::fs::read(bench.path("a")).unwrap() == before);
+    });
+}
+
+/// The device is on shared storage, and another host has opened the pool with its content.
+#[test]
+fn a_device_that_another_host_has_used_is_not_formatted() {
+    run(async |bench| {
+        prepare(&bench, &["a", "b"]).await;
+        unplug(&bench, "a");
+        fence(&bench, "a");
+        pass(&bench, 20).await;
+        let path = bench.dir.path().join("other");
+        std::fs::copy(bench.path("a.away"), &path).unwrap();
+        let mut pool = Pool::open(std::slice::from_ref(&path)).unwrap();
+        let id = pool.devices()[0].id;
+        pool.set_admission(id, hob_storage::pool::Admission::In).unwrap();
+        drop(pool);
+        std::fs::rename(&path, bench.path("a")).unwrap();
+        let before = std::fs::read(bench.path("a")).unwrap();
+        pass(&bench, 600).await;
+        assert_shown(&bench, "a", DeviceState::Fenced, "so another host may use it");
+        assert!(std::fs::read(bench.path("a")).unwrap() == before);
+        plug_in(&bench, "a");
+        pass(&bench, 100).await;
+        assert!(is_online(&bench, "a"), "{:?}", shown(&bench, "a"));
     });
 }
 
