@@ -89,7 +89,7 @@ struct Scale {
     time: Duration,
     /// Duration of the measurement of idle CPU time.
     idle: Duration,
-    /// Pause in which new disks come to rest.
+    /// Pause before the first measurement of new, idle disks.
     settle: Duration,
     /// Pause between two passes that fill caches which share a pool.
     share_pause: Duration,
@@ -136,7 +136,7 @@ impl Scale {
             idle: Duration::from_millis(300),
             settle: Duration::from_millis(200),
             share_pause: Duration::ZERO,
-            warm_passes_max: 2,
+            warm_passes_max: 1,
             working_set: 16 * MIB,
             dirty: 2 * MIB,
             cache: 64 * MIB,

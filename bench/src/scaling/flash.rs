@@ -26,7 +26,7 @@ impl Kind {
     }
 
     /// Returns true if a pool of `bytes` can be created in a file system with `free` free bytes.
-    pub(super) fn takes(self, bytes: u64, free: u64) -> bool {
+    pub(super) fn allows(self, bytes: u64, free: u64) -> bool {
         self == Self::Loop || fits(bytes, free)
     }
 }
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(Kind::new(50, 100, true), Kind::File);
         assert_eq!(Kind::new(51, 100, true), Kind::Loop);
         assert_eq!(Kind::new(51, 100, false), Kind::File);
-        assert!(Kind::File.takes(50, 100) && !Kind::File.takes(51, 100) && Kind::Loop.takes(51, 100));
+        assert!(Kind::File.allows(50, 100) && !Kind::File.allows(51, 100) && Kind::Loop.allows(51, 100));
     }
 
     #[test]

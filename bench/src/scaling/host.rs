@@ -25,15 +25,17 @@ use crate::fio::{self, Clients, Figures, Workload};
 use crate::{median, server};
 
 /// Maximum time of a start in which no further disk is served.
-const NO_PROGRESS_MAX: Duration = Duration::from_secs(300);
+const NO_PROGRESS_MAX: Duration = Duration::from_secs(600);
 /// Maximum time of a stop after SIGTERM.
 const STOP_MAX: Duration = Duration::from_secs(300);
+/// Shortest and longest pause between two checks whether a daemon is ready.
+const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
 /// Number of lines of a daemon's log in messages.
 const LOG_LINES: usize = 20;
 /// Hit ratio of a warm cache.
 const WARM_MIN: f64 = 0.999;
 
-/// Fills a cache, or overwrites an area.
+/// Loads that read and write an area once.
 const READ_ALL: Workload = Workload { name: "read", rw: "read", block: "64k", depth: 8, flushes: false };
 const WRITE_ALL: Workload = Workload { name: "write", rw: "write", block: "64k", depth: 8, flushes: false };
 
@@ -135,7 +137,7 @@ pub(super) struct Start {
     pub(super) peak_bytes: u64,
 }
 
-/// A running daemon. The fields are dropped in their order: first the process, at last its files.
+/// A running daemon. The fields are dropped in their order: the process first, its files last.
 pub(super) struct Host<'a> {
     bench: &'a Bench,
     process: Process,
@@ -192,7 +194,10 @@ impl<'a> Host<'a> {
     fn wait_for(&mut self, failure: &str, goal: usize, count: fn(&Self) -> usize) -> Result<()> {
         let (mut last, mut since) = (0, Instant::now());
         loop {
+            let asked = Instant::now();
             let now = count(self);
+            // The list of many disks takes long, and must not slow the start down.
+            let pause = (asked.elapsed() * 4).clamp(PAUSES[0], PAUSES[1]);
             if now >= goal {
                 return Ok(());
             }
@@ -206,7 +211,7 @@ impl<'a> Host<'a> {
             if since.elapsed() > NO_PROGRESS_MAX {
                 bail!("hob {failure} ({now} of {goal}): {}", self.log());
             }
-            thread::sleep(Duration::from_millis(5));
+            thread::sleep(pause);
         }
     }
 

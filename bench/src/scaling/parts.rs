@@ -92,7 +92,7 @@ pub(super) fn cache_size(bench: &Bench) -> Result<Table> {
     }
     for &cache in scale.caches {
         let size = Unit::Bytes.text(cache as f64);
-        if !flash.takes(pool_bytes(cache), free) {
+        if !flash.allows(pool_bytes(cache), free) {
             table.note(format!(
                 "A cache of {size} was left out: its pool needs more than half of the free space. Run the \
                  benchmark as root with loop devices, or pass another --dir."
