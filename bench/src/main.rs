@@ -50,8 +50,8 @@ enum Bench {
     Qos(qos::Arguments),
     /// Compare a disk on Ceph RBD, with and without a cache, with librbd on a local cluster
     Rbd(rbd::Arguments),
-    /// Measure how speed, CPU time, memory and recovery depend on the cache size, the number of disks
-    /// and connections, dirty data and the block size
+    /// Measure how speed, CPU time, memory and recovery depend on the cache size, the number of
+    /// disks and connections, dirty data and the block size
     Scaling(scaling::Arguments),
     /// Measure small and unaligned changes under write-back on a slow backing
     SmallWrites(small_writes::Arguments),

@@ -1,9 +1,9 @@
-//! `cargo xtask bench scaling` measures how hob's speed, CPU time, memory and recovery depend on the
-//! size of the cache, the number of disks and connections, the dirty data and the block size.
+//! `cargo xtask bench scaling` measures how hob's speed, CPU time, memory and recovery depend on
+//! the size of the cache, the number of disks and connections, the dirty data and the block size.
 //!
-//! Each row starts a new daemon with a generated hob.toml in a scratch directory. Backings are sparse
-//! files, and only the part of a cache that the load uses is filled. The load comes from fio's NBD
-//! engine. IOPS and CPU time are medians of the rounds.
+//! Each row starts a new daemon with a generated hob.toml in a scratch directory. Backings are
+//! sparse files, and only the part of a cache that the load uses is filled. The load comes from
+//! fio's NBD engine. IOPS and CPU time are medians of the rounds.
 
 mod flash;
 mod host;

@@ -1,5 +1,5 @@
-//! Flash of the measured pools. hob reserves the space of a pool file, so a file cannot be larger than
-//! the free space of its file system. A loop device on a sparse file can be larger.
+//! Flash of the measured pools. hob reserves the space of a pool file, so a file cannot be larger
+//! than the free space of its file system. A loop device on a sparse file can be larger.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A daemon of one row: its configuration and start, loads on its disks, and its CPU time and memory.
+//! A daemon of one row: its configuration and start, loads on its disks, its CPU time and memory.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -296,8 +296,8 @@ impl<'a> Host<'a> {
         fio::run_clients(&clients, workload, time, &self.at("load.fio"), &self.bench.interrupt)
     }
 
-    /// Reads an area until nearly all reads of a pass are hits, with a pause after each pass before.
-    /// hob fills the cache after its replies, so one pass is not enough.
+    /// Reads an area until nearly all reads of a pass are hits, with a pause between two passes. hob
+    /// fills the cache after its replies, so one pass is not enough.
     pub(super) fn warm(&self, area: Area, pause: Duration) -> Result<()> {
         let area = Area { connections: 1, ..area };
         for pass in 1..=self.bench.scale.warm_passes_max {
