@@ -25,7 +25,7 @@ const EMULATED: [&str; 4] = ["attach", "host_device", "vhost_user", "upgrade"];
 
 /// Other black-box test files that take half a minute or longer. These files start first. Otherwise
 /// the last of them would run alone at the end.
-const LONG: [&str; 16] = [
+const LONG: [&str; 17] = [
     "postgres",
     "live_migration",
     "container",
@@ -42,6 +42,7 @@ const LONG: [&str; 16] = [
     "warm_restart",
     "libvirt",
     "attach_started",
+    "bench_scaling",
 ];
 
 /// Black-box test files that mostly wait, for example for leases to end or for slow stores. These
@@ -199,7 +200,8 @@ pub(crate) fn all() -> Result<()> {
     let usual: Vec<&str> = LONG.into_iter().chain(short).collect();
     // The container image has all features.
     let with_features = with_features()?;
-    let environment = [("HOB_FEATURES_BIN", with_features.as_path())];
+    let bench = build_program("bench", "")?;
+    let environment = [("HOB_FEATURES_BIN", with_features.as_path()), ("HOB_BENCH_BIN", bench.as_path())];
     all_of([
         queues_against_plain(&[(&EMULATED, 1), (&usual, AT_ONCE)], &[], &environment),
         against_plain(&WAITING, AT_ONCE, &[WAITING_THREADS], &[]),
