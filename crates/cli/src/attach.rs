@@ -16,6 +16,7 @@ mod overlay;
 mod plan;
 mod proxmox;
 mod qmp;
+mod reconnect;
 mod record;
 mod retries;
 mod summary;
@@ -218,6 +219,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         let mut record =
             vm.record(&device, &how).with_context(|| not_attachable(&device.label, is_one_of_all))?;
         warn_of_next_start(&persistent, &record);
+        reconnect::warn(&persistent, &record).await;
         if record.cache.size.is_none() {
             record.cache.size = Some(usual_size(&record.file));
         }
