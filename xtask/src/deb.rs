@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
 }
 
 /// Files that the package must have.
-const CONTENTS: [&str; 21] = [
+const CONTENTS: [&str; 23] = [
     "./usr/bin/hob",
     "./etc/hob/hob.toml",
     "./usr/lib/systemd/system/hob.service",
@@ -40,9 +40,11 @@ const CONTENTS: [&str; 21] = [
     "./usr/share/doc/hob/examples/openstack/pyproject.toml",
     "./usr/share/doc/hob/examples/proxmox/HobPlugin.pm",
     "./usr/share/doc/hob/examples/proxmox/hob-hook.sh",
-    "./usr/share/doc/hob/examples/libvirt/apparmor",
+    "./etc/apparmor.d/abstractions/libvirt-qemu.d/hob",
     "./usr/share/doc/hob/examples/libvirt/hook.conf",
     "./usr/share/doc/hob/examples/prometheus/alerts.yml",
+    "./usr/share/doc/hob/examples/selinux/hob_qemu.fc",
+    "./usr/share/doc/hob/examples/selinux/hob_qemu.te",
 ];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
