@@ -1,5 +1,5 @@
 //! Prepares the files of the Debian package, builds the package with cargo-deb, and checks the
-//! result, also with lintian.
+//! result, also with lintian. `--quick-start` also follows docs/QUICKSTART_LIBVIRT.md with the package.
 //!
 //! `[package.metadata.deb]` of hob's Cargo.toml lists the installed files.
 
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::suite::FEATURES;
+use crate::suite::{self, FEATURES};
 use crate::{packages, shell, third_party};
 
 /// Options of the build.
@@ -18,6 +18,10 @@ pub(crate) struct Arguments {
     /// Package a debug build for tests: faster to build, not for release
     #[arg(long)]
     debug: bool,
+    /// Also follow the quick start for libvirt with the package, from its installation to a cached
+    /// domain; needs root, and does not change the host
+    #[arg(long)]
+    quick_start: bool,
 }
 
 /// Files that the package must have.
@@ -67,6 +71,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let said = shell::output(&mut deb)?;
     let package = said.lines().last().context("cargo-deb did not print the path of the package")?;
     check(Path::new(package))?;
+    if arguments.quick_start {
+        let mut test = suite::cargo_test(&["--test", "attach_quick_start", "--", "--nocapture"]);
+        shell::run_tests(test.env("HOB_DEB", Path::new(package).canonicalize()?))?;
+    }
     println!("{package}");
     Ok(())
 }
