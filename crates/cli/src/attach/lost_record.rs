@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
 use hob_control::client::Client;
-use hob_control::{Disk, Endpoint};
+use hob_control::{Disk, Endpoint, PlannedChange};
 use tokio::net::UnixStream;
 
 use super::execution::{MARK, tell};
@@ -60,6 +60,7 @@ pub(super) async fn find(
     for found in chosen {
         let disk = served(found, &disks)?;
         check_socket(client, found).await?;
+        check_clients(client, found).await?;
         let rebuilt = vm.rebuilt(found, disk, &target.text);
         let mut record = rebuilt.with_context(|| refusal(found, disk))?;
         record.definition = definition(&persistent, &record).with_context(|| refusal(found, disk))?;
@@ -204,6 +205,22 @@ async fn check_socket(client: &Client, found: &Connected) -> anyhow::Result<()> 
             "{label}: QEMU is connected to the disk {export} at {socket}, and the daemon at {} does not listen there; \
              choose its daemon with --control",
             control.display()
+        );
+    }
+    Ok(())
+}
+
+/// Checks that hob's disk has one client, which must be the VM.
+async fn check_clients(client: &Client, found: &Connected) -> anyhow::Result<()> {
+    let Connected { device, export, .. } = found;
+    let change = PlannedChange::Remove { discard_dirty: false };
+    let clients = client.preview(export, &change).await.map_err(explain)?.clients;
+    if clients != 1 {
+        bail!(
+            "{}: {clients} clients are connected to hob's disk {export}, and without a record of the attachment it must \
+             be one, which is the VM. Wait until the VM has connected again, or disconnect the other clients, and \
+             repeat the command",
+            device.label
         );
     }
     Ok(())
