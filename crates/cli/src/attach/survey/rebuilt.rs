@@ -89,9 +89,12 @@ impl Vm {
             let file = record.image_options().context("the image's node has no options")?;
             record.spare = vec![self.raw(&record, image, file)];
         }
-        let has_discards = self.discards(parents.last().unwrap_or(image), &given);
-        if has_discards && record.spare[0]["driver"] == "raw" {
+        let root = parents.last().unwrap_or(image);
+        if self.discards(root, &given) && record.spare[0]["driver"] == "raw" {
             record.spare[0]["discard"] = json!("unmap");
+            if let Some(zeroes) = self.zeroes(root, &given) {
+                record.spare[0]["detect-zeroes"] = json!(zeroes);
+            }
         }
         Ok(record)
     }
@@ -156,7 +159,7 @@ mod tests {
         let mut nodes = Vec::new();
         for (name, driver) in chain {
             let file = format!("nbd+unix:///web-vda?socket={SOCKET}");
-            nodes.push(json!({ "node-name": name, "drv": driver, "file": file, "detect_zeroes": "off" }));
+            nodes.push(json!({ "node-name": name, "drv": driver, "file": file, "detect_zeroes": "unmap" }));
         }
         let blocks = json!([{ "device": "vda", "inserted": { "ro": false } }]);
         let graph = json!({ "nodes": ids, "edges": edges });
@@ -226,15 +229,18 @@ mod tests {
         let image = tempfile::NamedTempFile::new().unwrap();
         let own = node_name("web-vda", "");
         let drive = |more: &str| format!("if=none,id=vda,file={}{more}", image.path().display());
-        for (more, discard, is_direct) in
-            [(",cache=none,discard=unmap", json!("unmap"), true), ("", Value::Null, false)]
+        for (more, discard, zeroes, is_direct) in
+            [(",cache=none,discard=unmap", json!("unmap"), "unmap", true), ("", Value::Null, "on", false)]
         {
             let record =
                 rebuilt(&vm(&[(own.as_str(), "nbd")], &["qemu", "-drive", &drive(more)]), &disk(&image));
             assert_eq!((record.method, record.format.as_str()), (Method::Mirror, "raw"));
             let raw = &record.spare[0];
             assert_eq!((&raw["driver"], &raw["discard"]), (&json!("raw"), &discard), "{raw}");
-            assert_eq!(raw["file"]["cache"]["direct"], is_direct, "{raw}");
+            assert_eq!(
+                (&raw["detect-zeroes"], &raw["file"]["cache"]["direct"]),
+                (&json!(zeroes), &json!(is_direct))
+            );
             assert_eq!(raw["file"]["filename"], image.path().display().to_string());
         }
         let qcow2 = vm(&[("#block1", "qcow2"), (own.as_str(), "nbd")], &["qemu", "-drive", &drive("")]);
