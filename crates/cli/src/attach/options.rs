@@ -271,7 +271,7 @@ mod tests {
             ("-name", "driver=file,node-name=f,filename=/a", None),
         ] {
             let line = ["qemu", option, value].map(str::to_owned);
-            let found = given_image(&line, &|file| file == "/a");
+            let found = given_image(&line, &|file: &str| file == "/a");
             let found = found.map(|options| (options["node-name"].clone(), options["discard"].clone()));
             assert_eq!(found, expected, "{option} {value}");
         }
