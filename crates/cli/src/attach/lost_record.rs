@@ -44,11 +44,15 @@ pub(super) async fn find(
         Err(error) => return Err(error),
     };
     let vm = Vm::look(&mut monitor, "").await?;
-    let found = unrecorded(&vm, known);
+    let mut found = unrecorded(&vm, known);
     if found.is_empty() {
         return Ok(Vec::new());
     }
     let disks = client.disks().await.map_err(explain)?;
+    found.retain(|found| is_hobs(found, &disks));
+    if found.is_empty() {
+        return Ok(Vec::new());
+    }
     let chosen: Vec<&Connected> = found.iter().filter(|found| is_chosen(found, names, &disks)).collect();
     match (&chosen[..], names) {
         ([], []) => return Err(of_start(&found[0], target)),
@@ -119,6 +123,11 @@ fn unrecorded(vm: &Vm, known: &[Record]) -> Vec<Connected> {
     let mut found = vm.connected();
     found.retain(|found| !known.iter().any(|record| record.backend == found.device.backend));
     found
+}
+
+/// Returns false if the disk is probably one of another NBD server.
+fn is_hobs(found: &Connected, disks: &[Disk]) -> bool {
+    found.is_attached || disks.iter().any(|disk| disk.name == found.export)
 }
 
 fn is_chosen(found: &Connected, names: &[String], disks: &[Disk]) -> bool {
@@ -277,6 +286,8 @@ mod tests {
             assert!(chosen(false, &[name]), "{name}");
         }
         assert!(!chosen(true, &["vdb"]));
+        assert!(is_hobs(&found(true), &[]) && is_hobs(&found(false), &[disk()]));
+        assert!(!is_hobs(&found(false), &[]), "another NBD server");
         let target: Target = "qmp:/nowhere/web.qmp".parse().unwrap();
         let error = of_start(&found(false), &target).to_string();
         assert!(error.contains("'hob detach qmp:/nowhere/web.qmp vda'"), "{error}");
