@@ -79,8 +79,8 @@ const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_
 pub(crate) const TORTURE: [&str; 5] =
     ["hung_file", "losing_flash", "failed_flash", "stale_file", "volatile_backing"];
 
-/// Black-box test files that other steps run, besides [`TORTURE`].
-const APART: [&str; 1] = ["nbd_psk"];
+/// Black-box test files that other steps or commands run, besides [`TORTURE`].
+const APART: [&str; 2] = ["nbd_psk", "attach_quick_start"];
 
 /// hob's optional features: TLS by OpenSSL with pre-shared keys, and object stores in clouds.
 pub(crate) const FEATURES: &str = "hob/psk,hob/objects-cloud";

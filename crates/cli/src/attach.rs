@@ -10,11 +10,13 @@ mod interrupt;
 mod libvirt;
 mod list;
 mod locks;
+mod lost_record;
 mod options;
 mod overlay;
 mod plan;
 mod proxmox;
 mod qmp;
+mod reconnect;
 mod record;
 mod retries;
 mod summary;
@@ -217,6 +219,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         let mut record =
             vm.record(&device, &how).with_context(|| not_attachable(&device.label, is_one_of_all))?;
         warn_of_next_start(&persistent, &record);
+        reconnect::warn(&persistent, &record).await;
         if record.cache.size.is_none() {
             record.cache.size = Some(usual_size(&record.file));
         }
@@ -298,16 +301,17 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
 
 async fn detach(client: &Client, mut args: Detach) -> anyhow::Result<()> {
     let records = Records::open(&args.common.records)?;
-    let (_locks, target, known) = lock(&records, &args.common, "detach", &args.target).await?;
+    let (mut locks, target, mut known) = lock(&records, &args.common, "detach", &args.target).await?;
     args.target = target;
-    if known.is_empty() {
-        bail!("no such disk of {} is attached; 'hob attach --list' shows all", args.target.text);
+    if !args.stopped && lost_record::is_needed(&args.disks, &known) {
+        let found = Box::pin(lost_record::find(client, &args.target, &args.disks, &known)).await?;
+        found.iter().try_for_each(|record| locks.add_disk(&record.disk))?;
+        known.extend(found);
     }
-    let is_named = |record: &Record, name: &str| {
-        [record.label.as_str(), &record.disk, &record.backend].contains(&name)
-            || libvirt::is_same_path(&record.file, Path::new(name))
-    };
-    if let Some(name) = args.disks.iter().find(|name| !known.iter().any(|record| is_named(record, name))) {
+    if known.is_empty() {
+        bail!(lost_record::not_attached(&args.target));
+    }
+    if let Some(name) = args.disks.iter().find(|name| !known.iter().any(|record| record.is_named(name))) {
         let labels: Vec<&str> = known.iter().map(|record| record.label.as_str()).collect();
         bail!(
             "no such disk of {} is attached: {name}; attached are: {}",
@@ -316,7 +320,7 @@ async fn detach(client: &Client, mut args: Detach) -> anyhow::Result<()> {
         );
     }
     let is_chosen =
-        |record: &&Record| args.disks.is_empty() || args.disks.iter().any(|name| is_named(record, name));
+        |record: &&Record| args.disks.is_empty() || args.disks.iter().any(|name| record.is_named(name));
     let chosen: Vec<Record> = known.iter().filter(is_chosen).cloned().collect();
     let interrupt = listen(&args.common, OnSignal::End)?;
     if args.stopped {
@@ -337,6 +341,9 @@ async fn detach(client: &Client, mut args: Detach) -> anyhow::Result<()> {
         return Ok(());
     }
     let (mut monitor, vm) = connect_to_detach(client, &args, &records, &known).await?;
+    if args.disks.is_empty() {
+        lost_record::note_others(&vm, &known, &args.target);
+    }
     let adapt = |record| -> anyhow::Result<Record> { Ok(vm.started(&record)?.unwrap_or(record)) };
     let chosen = chosen.into_iter().map(adapt).collect::<anyhow::Result<Vec<Record>>>()?;
     if matches!(args.target.kind, Kind::Proxmox(_)) && !args.common.dry_run {
@@ -359,7 +366,7 @@ async fn detach(client: &Client, mut args: Detach) -> anyhow::Result<()> {
             print_plan(record, Goal::Detached, state).await?;
             continue;
         }
-        if !known.contains(record) {
+        if !known.contains(record) || !records.has(&record.disk) {
             records.save(record)?;
         }
         work.detach().await?;

@@ -1,6 +1,7 @@
 //! The disks of a VM that can be attached, each with the record of its attachment or the reason why
 //! it cannot be attached.
 
+mod rebuilt;
 mod started;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 use super::graph::{Device, Graph, Node, is_made_up};
 use super::image::{Image, is_same_file};
 use super::libvirt;
+use super::lost_record;
 use super::options::{
     drive_discards, given as given_options, name_or, node_name, not_repeatable, of_hob, of_image, of_parent,
 };
@@ -24,6 +26,8 @@ use super::qmp::{Monitor, one_line};
 use super::record::{Method, Record};
 use super::threads::in_thread;
 use crate::output::word;
+
+pub(super) use rebuilt::Connected;
 
 /// Drivers of images that can be attached: raw images, also without a format node, and qcow2. For
 /// other growing formats, qemu-img cannot tell the maximum size of the file.
@@ -264,6 +268,7 @@ impl Vm {
 
     /// Returns the image file of a node, which QEMU must have open.
     fn file(&self, node: &str) -> anyhow::Result<Image> {
+        lost_record::check_absent(node, &self.graph.nodes[node].driver)?;
         let node = &self.graph.nodes[node];
         if !matches!(node.driver.as_str(), "file" | "host_device") {
             bail!(
