@@ -1,6 +1,6 @@
 //! `hob serve`: serves one disk without a configuration file.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
@@ -87,7 +87,6 @@ pub(crate) struct Serve {
 }
 
 pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
-    args.listen.iter().try_for_each(check_directory)?;
     let cache = match (args.pool, args.size) {
         (Some(device), Some(size)) => {
             let settings = args.settings.into();
@@ -132,20 +131,4 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
         return super::output::write(format!("{}\n", hob_daemon::can_take_over()).as_bytes());
     }
     hob_daemon::run(plan)
-}
-
-/// Refuses a Unix socket in a directory that does not exist. A daemon would create the directory;
-/// a path on the command line is more likely to be a mistake.
-fn check_directory(endpoint: &Endpoint) -> anyhow::Result<()> {
-    let Endpoint::Unix(path) = endpoint else { return Ok(()) };
-    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
-    match directory.filter(|directory| !Path::exists(directory)) {
-        None => Ok(()),
-        Some(missing) => {
-            bail!(
-                "cannot listen on {endpoint}: create the directory {}, which does not exist",
-                missing.display()
-            )
-        }
-    }
 }

@@ -4,6 +4,7 @@ use super::execution::tell;
 use super::libvirt::{self, Defined};
 use super::plan::Definition;
 use super::proxmox::{self, Settings};
+use super::reconnect;
 use super::record::Record;
 use super::target::{Kind, Target};
 
@@ -104,7 +105,8 @@ pub(super) async fn change(record: &Record, to: Definition) -> anyhow::Result<()
             if !matches!(defined, Some(Defined::Hob(element)) if element.contains("<reconnect")) {
                 tell(&format!(
                     "warning: this libvirt does not keep <reconnect> for NBD disks: after the next start of {domain}, \
-                     a crash of hob fails the guest's I/O. 'hob detach --stopped' before that start avoids it"
+                     a restart or crash of hob causes I/O errors in the guest. {}",
+                    reconnect::ADVICE
                 ));
             }
             Ok(())

@@ -1,6 +1,5 @@
 //! The command `hob detach`: detaches the chosen disks of a running or stopped VM.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{anyhow, bail};
@@ -10,8 +9,8 @@ use super::definition::{check_next_start, warn_of_removed_disk};
 use super::dry_run::{end, print_plan};
 use super::execution::{Work, drain_if_present, tell};
 use super::interrupt::{Interrupt, OnSignal};
-use super::libvirt;
 use super::locked_vm::LockedVm;
+use super::lost_record;
 use super::plan::Goal;
 use super::qmp::{Monitor, NotRunning};
 use super::record::{Record, Records};
@@ -21,22 +20,24 @@ use super::{Detach, milliseconds, summary};
 use crate::remote::explain;
 
 pub(super) async fn run(client: &Client, args: Detach) -> anyhow::Result<()> {
-    let locked = LockedVm::lock(&args.common, "detach", &args.target).await?;
+    let mut locked = LockedVm::lock(&args.common, "detach", &args.target).await?;
+    if !args.stopped && lost_record::is_needed(&args.disks, &locked.known) {
+        let found = lost_record::find(client, &locked.target, &args.disks, &locked.known);
+        let found = Box::pin(found).await?;
+        found.iter().try_for_each(|record| locked.locks.add_disk(&record.disk))?;
+        locked.known.extend(found);
+    }
     let LockedVm { target, known, records, .. } = &locked;
     let is_dry = args.common.dry_run;
     if known.is_empty() {
-        bail!("no such disk of {} is attached; 'hob attach --list' shows all", target.text);
+        bail!(lost_record::not_attached(target));
     }
-    let is_named = |record: &Record, name: &str| {
-        [record.label.as_str(), &record.disk, &record.backend].contains(&name)
-            || libvirt::is_same_path(&record.file, Path::new(name))
-    };
-    if let Some(name) = args.disks.iter().find(|name| !known.iter().any(|record| is_named(record, name))) {
+    if let Some(name) = args.disks.iter().find(|name| !known.iter().any(|record| record.is_named(name))) {
         let labels: Vec<&str> = known.iter().map(|record| record.label.as_str()).collect();
         bail!("no such disk of {} is attached: {name}; attached are: {}", target.text, labels.join(", "));
     }
     let is_chosen =
-        |record: &&Record| args.disks.is_empty() || args.disks.iter().any(|name| is_named(record, name));
+        |record: &&Record| args.disks.is_empty() || args.disks.iter().any(|name| record.is_named(name));
     let chosen: Vec<Record> = known.iter().filter(is_chosen).cloned().collect();
     let interrupt = args.common.listen(OnSignal::End)?;
     if args.stopped {
@@ -57,6 +58,9 @@ pub(super) async fn run(client: &Client, args: Detach) -> anyhow::Result<()> {
         return Ok(());
     }
     let (mut monitor, vm) = connect(client, &locked, is_dry).await?;
+    if args.disks.is_empty() {
+        lost_record::note_others(&vm, known, target);
+    }
     let adapt = |record| -> anyhow::Result<Record> { Ok(vm.started(&record)?.unwrap_or(record)) };
     let chosen = chosen.into_iter().map(adapt).collect::<anyhow::Result<Vec<Record>>>()?;
     if matches!(target.kind, Kind::Proxmox(_)) && !is_dry {
@@ -79,7 +83,7 @@ pub(super) async fn run(client: &Client, args: Detach) -> anyhow::Result<()> {
             print_plan(record, Goal::Detached, state).await?;
             continue;
         }
-        if !known.contains(record) {
+        if !known.contains(record) || !records.has(&record.disk) {
             records.save(record)?;
         }
         work.detach().await?;

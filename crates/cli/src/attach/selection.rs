@@ -14,6 +14,7 @@ use super::image::disk_of_image;
 use super::locked_vm::LockedVm;
 use super::new_cache;
 use super::qmp::Monitor;
+use super::reconnect;
 use super::record::{Record, Records};
 use super::vm::{Vm, Wanted};
 use crate::pool::absolute;
@@ -92,6 +93,7 @@ pub(super) async fn select(
         let mut record =
             vm.record(&device, &how).with_context(|| not_attachable(&device.label, is_one_of_all))?;
         persistent.warn_of_next_start(&record);
+        reconnect::warn(persistent, &record).await;
         if record.cache.size.is_none() {
             record.cache.size = Some(new_cache::usual_size(&record.file));
         }

@@ -1,9 +1,11 @@
 //! A VM: its state, its block nodes and its disks.
 //!
 //! [`attachment`] makes the record of a disk that can be attached, and [`replacement`] checks which
-//! block nodes of the VM hob can replace. [`started`] adapts a record to a later start of the VM.
+//! block nodes of the VM hob can replace. [`started`] adapts a record to a later start of the VM, and
+//! [`rebuilt`] makes a lost record again.
 
 mod attachment;
+mod rebuilt;
 mod replacement;
 mod started;
 
@@ -12,6 +14,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 pub(super) use attachment::Wanted;
 use hob_control::{NAME_CHARS_MAX, check_name};
+pub(super) use rebuilt::Connected;
 use serde_json::json;
 
 use super::graph::{Device, Graph};

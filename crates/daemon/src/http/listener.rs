@@ -29,7 +29,7 @@ use crate::background::spawn;
 use crate::config::ControlConfig;
 use crate::half_open::{Establish, Eviction, HalfOpenConnections, HalfOpenGuard};
 use crate::listening_sockets::{self, ListeningSockets};
-use crate::socket_access::{create_parent, number_in};
+use crate::socket_access::{MissingDirectory, number_in};
 use crate::tls::{PeerCertificate, Tls, WithoutCertificate};
 use crate::watchdog::contained_task;
 
@@ -358,7 +358,7 @@ fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
 /// Binds a Unix socket whose file has the right permissions from the start. The socket is bound
 /// under a temporary name. Its file is renamed after its permissions are set.
 fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
-    create_parent(path)?;
+    MissingDirectory::Create.prepare(path)?;
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}", std::process::id()));
     let temporary = PathBuf::from(temporary);

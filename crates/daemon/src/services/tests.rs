@@ -20,6 +20,7 @@ mod health;
 mod journal_lost;
 mod kept_disks;
 mod life_cycle;
+mod many_disks;
 mod memory;
 mod opening;
 mod operation_guard;

@@ -114,6 +114,8 @@ pub(super) enum Data {
 pub(super) struct Device {
     pub(super) open: OpenDevice,
     pub(super) superblock: Superblock,
+    /// Generation of the last superblock that hob has tried to write. The write may have failed.
+    pub(super) generation_tried: u64,
     /// Number of the superblock copy that is current.
     pub(super) copy: u8,
     pub(super) table: Table,
@@ -359,7 +361,9 @@ impl Device {
     pub(super) fn format(open: OpenDevice, superblock: Superblock) -> Result<Device, PoolError> {
         open.wipe()?;
         let table = Table::new(superblock.device_uuid, superblock.layout);
-        let mut device = Device { open, superblock, copy: 0, table, flushes: DeviceFlushes::default() };
+        let generation_tried = superblock.generation;
+        let flushes = DeviceFlushes::default();
+        let mut device = Device { open, superblock, generation_tried, copy: 0, table, flushes };
         let formatted = device.write_first();
         if formatted.is_err() {
             // Without the wipe, the next attempt would refuse the device, which may have a
@@ -386,13 +390,15 @@ impl Device {
             }
             _ => open.system("read its segment table", error),
         })?;
-        Ok(Device { open, superblock, copy, table, flushes: DeviceFlushes::default() })
+        let generation_tried = superblock.generation;
+        Ok(Device { open, superblock, generation_tried, copy, table, flushes: DeviceFlushes::default() })
     }
 
     /// Writes the superblock over its older copy.
     pub(super) fn store_superblock(&mut self) -> Result<(), PoolError> {
         let new = Superblock { generation: self.superblock.generation + 1, ..self.superblock.clone() };
         let copy = 1 - self.copy;
+        self.generation_tried = self.generation_tried.max(new.generation);
         let control = &self.open.control;
         let stored = control
             .write_all_at(&new.encode(), SUPERBLOCK_OFFSETS[usize::from(copy)])

@@ -11,6 +11,7 @@ use crate::attach::definition::Persistent;
 use crate::attach::graph::{Device, Node, is_made_up};
 use crate::attach::image::{Image, is_same_file};
 use crate::attach::libvirt;
+use crate::attach::lost_record;
 use crate::attach::options::{name_or, node_name, of_hob, of_image};
 use crate::attach::record::{Method, Record};
 
@@ -85,6 +86,7 @@ impl Vm {
 
     /// Returns the image file of a node, which QEMU must have open.
     fn file(&self, node: &str) -> anyhow::Result<Image> {
+        lost_record::check_absent(node, &self.graph.nodes[node].driver)?;
         let node = &self.graph.nodes[node];
         if !matches!(node.driver.as_str(), "file" | "host_device") {
             bail!(

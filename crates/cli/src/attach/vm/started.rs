@@ -37,7 +37,7 @@ impl Vm {
 
     /// Returns the record of a disk for the node `image`, which is connected to hob, and the nodes
     /// `parents` above it.
-    fn adapted(&self, record: &Record, image: &str, parents: &[String]) -> anyhow::Result<Record> {
+    pub(super) fn adapted(&self, record: &Record, image: &str, parents: &[String]) -> anyhow::Result<Record> {
         let graph = &self.graph;
         if graph.users(image) != 1 {
             bail!("several block nodes of QEMU use it, and hob can replace only one user");
@@ -89,7 +89,7 @@ impl Vm {
 
     /// Returns the options of a raw node that replaces `root` above the image. `file` has the options
     /// of the image's file node.
-    fn raw(&self, record: &Record, root: &str, file: Value) -> Value {
+    pub(super) fn raw(&self, record: &Record, root: &str, file: Value) -> Value {
         let mut raw = json!({ "driver": "raw", "node-name": node_name(&record.disk, "-raw"), "file": file });
         let discards = self.discards(root, "") || export_discards(&self.command_line, &record.disk);
         if discards {

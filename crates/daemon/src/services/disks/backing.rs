@@ -1,9 +1,12 @@
 //! Opens the backing of a disk, and checks that it is still the backing that the disk had before.
 
+use std::time::Instant;
+
 use hob_engine::command::Access;
 use hob_storage::backing::{BackingInfo, OpenError};
 
 use super::Disks;
+use super::opening_turns::OpeningSpeed;
 use super::resize::Measure;
 use crate::api_error::{ApiError, Result, conflict, open_error};
 use crate::descriptors;
@@ -16,6 +19,8 @@ use crate::state::DiskState;
 impl Disks {
     /// Opens a disk's backing. Returns the backing, and the name of its datastore.
     pub(super) async fn open_backing(&self, name: &str, wanted: &DiskState) -> Result<(Backing, String)> {
+        let speed = self.registry.inner().disk(name)?.opening_speed;
+        let turn = self.opening_turns.take(speed).await;
         // The reservation ends when the disk's descriptors are open. A clone's parent, which may be
         // opened next, reserves its own.
         let _room = descriptors::room().await.map_err(ApiError::conflict)?;
@@ -23,11 +28,14 @@ impl Disks {
         let options = self.open_options(name, wanted).await?;
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let (spec, said) = (wanted.backing.clone(), wanted.datastore.clone());
+        let begun = Instant::now();
         let opened = flash::blocking(move || {
             let backing = Backing::open(&spec, access, &options)?;
             Ok::<_, OpenError>((backing, said.unwrap_or_else(|| datastore_of(&spec))))
         })
         .await?;
+        drop(turn);
+        self.registry.inner().disk_mut(name)?.opening_speed = OpeningSpeed::of(begun.elapsed());
         match opened {
             Ok(opened) => Ok(opened),
             Err(error) => Err(self.name_holder(name, &error).await),

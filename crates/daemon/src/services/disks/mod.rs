@@ -5,8 +5,9 @@
 //! disk through its [`DiskOwner`], which calls [`Disks::open_owned`] if this host may serve the
 //! disk.
 //!
-//! Read [`adding`] and [`opening`] first. The recovery of a cache is in [`journal_reading`],
-//! [`recover`], [`comparison`], [`recovering`] and [`kept_cache`]. [`fencing`], [`evidence`] and
+//! Read [`adding`] and [`opening`] first. [`opening_turns`] limits how many disks are opened at the
+//! same time. The recovery of a cache is in [`journal_reading`], [`recover`], [`comparison`],
+//! [`recovering`] and [`kept_cache`]. [`fencing`], [`evidence`] and
 //! [`last_served`] decide whether a recovered cache may be used. [`offline_drain`] drains caches
 //! without space for a journal, and [`adoption`] gives a disk a cache that belongs to no disk.
 //! [`removal`] removes disks, and [`dirty_rescue`] and [`abandon`] discard dirty data.
@@ -33,6 +34,7 @@ mod last_served;
 mod life_cycle;
 mod offline_drain;
 mod opening;
+mod opening_turns;
 mod parents;
 mod pool_preview;
 mod preview;
@@ -66,6 +68,8 @@ pub(super) use dirty::{Dirty, Source};
 pub(super) use image::image_asked;
 use last_served::Record;
 pub(super) use opening::{Open, open_gateway};
+pub(super) use opening_turns::OpeningSpeed;
+use opening_turns::OpeningTurns;
 pub(super) use parents::ParentLink;
 pub(super) use recovering::{OldRings, RecoveringCache};
 use recovery_memory::RecoveryMemory;
@@ -104,6 +108,7 @@ service! {
         owner: Arc<OnceLock<Weak<dyn DiskOwner>>>,
         last_served: Arc<Record>,
         recovery_memory: Arc<RecoveryMemory>,
+        opening_turns: Arc<OpeningTurns>,
     }
 }
 

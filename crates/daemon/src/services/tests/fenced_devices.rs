@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use hob_control::DevicePatch;
+use hob_storage::pool::{DeviceSpec, Overwrite, Pool};
 use tokio::time::Instant;
 
 use super::*;
@@ -159,6 +161,9 @@ fn segments_that_a_cache_lost_are_free_when_their_device_returns() {
 fn a_device_that_was_connected_again_before_the_fence_returns() {
     run(async |bench| {
         bench.pool(&["a", "b"], 4).await;
+        // The fence must not write to the former file, as it could not write to such a device.
+        let out = DevicePatch { admission: Admission::Out };
+        bench.services.pools.device_set("p".into(), bench.path("a"), out).await.unwrap();
         std::fs::copy(bench.path("a"), bench.path("a.copy")).unwrap();
         bench.take_away("a");
         std::fs::rename(bench.path("a.copy"), bench.path("a")).unwrap();
@@ -169,7 +174,7 @@ fn a_device_that_was_connected_again_before_the_fence_returns() {
         assert_shown(&bench, "a", DeviceState::Fenced, "answers again");
         pass(&bench, 60).await;
         assert!(is_online(&bench, "a"), "{:?}", shown(&bench, "a"));
-        assert_eq!(bench.free(), 8);
+        assert_eq!(bench.services.observe.pool("p").unwrap().size, Size(8 * MIB));
     });
 }
 
@@ -179,12 +184,40 @@ fn a_device_that_answers_all_the_time_stays_fenced() {
         prepare(&bench, &["a", "b"]).await;
         fence(&bench, "a");
         pass(&bench, 1200).await;
-        assert_shown(&bench, "a", DeviceState::Fenced, "has answered all checks since then");
+        assert_shown(&bench, "a", DeviceState::Fenced, "was not removed from the host since then");
         let remedy = format!("'hob pool remove-device p {}'", bench.path("a"));
         assert_shown(&bench, "a", DeviceState::Fenced, &remedy);
         bench.services.pools.device_remove("p".into(), bench.path("a")).await.unwrap();
         pass(&bench, 600).await;
         assert_eq!(bench.services.observe.pool("p").unwrap().devices.len(), 1);
+    });
+}
+
+/// A device whose reads fail for some time may have bad sectors. It is the same device all the time.
+#[test]
+fn a_device_whose_checks_fail_with_read_errors_is_not_formatted() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 4).await;
+        unplug(&bench, "a");
+        std::os::unix::fs::symlink(bench.path("a"), bench.path("a")).unwrap();
+        fence(&bench, "a");
+        pass(&bench, 60).await;
+        assert_shown(&bench, "a", DeviceState::Fenced, "failed a check");
+        assert_shown(&bench, "a", DeviceState::Fenced, "connect it again, or remove it from the pool");
+        let problems = health(&bench).await;
+        assert!(problems[0].0.name() == "device-fenced" && problems[0].1.contains("failed a check"));
+        std::fs::remove_file(bench.path("a")).unwrap();
+        plug_in(&bench, "a");
+        let before = std::fs::read(bench.path("a")).unwrap();
+        pass(&bench, 1200).await;
+        assert_shown(&bench, "a", DeviceState::Fenced, "was not removed from the host since then");
+        assert!(std::fs::read(bench.path("a")).unwrap() == before);
+        // The operator connects the device again.
+        unplug(&bench, "a");
+        pass(&bench, 20).await;
+        plug_in(&bench, "a");
+        pass(&bench, 100).await;
+        assert!(is_online(&bench, "a"), "{:?}", shown(&bench, "a"));
     });
 }
 
@@ -204,6 +237,58 @@ fn another_device_at_the_path_is_not_formatted() {
         bench.bring_back("a");
         pass(&bench, 100).await;
         assert!(is_online(&bench, "a"));
+    });
+}
+
+/// The device is on shared storage, and another host has created a pool of the same name on it.
+#[test]
+fn a_device_that_another_host_has_formatted_is_not_formatted() {
+    run(async |bench| {
+        prepare(&bench, &["a", "b"]).await;
+        unplug(&bench, "a");
+        fence(&bench, "a");
+        pass(&bench, 20).await;
+        let path = bench.dir.path().join("other");
+        std::fs::copy(bench.path("a.away"), &path).unwrap();
+        let spec = DeviceSpec { path: path.clone(), size_bytes: None };
+        drop(Pool::create("p", &[spec], SEGMENT, Overwrite::Force).unwrap());
+        std::fs::rename(&path, bench.path("a")).unwrap();
+        let before = std::fs::read(bench.path("a")).unwrap();
+        pass(&bench, 600).await;
+        assert_shown(&bench, "a", DeviceState::Fenced, "is another device than before");
+        assert!(std::fs::read(bench.path("a")).unwrap() == before);
+        // Also after a failed attempt of the other host, which leaves no superblock.
+        let file = std::fs::File::options().write(true).open(bench.path("a")).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0; MIB as usize], 0).unwrap();
+        let before = std::fs::read(bench.path("a")).unwrap();
+        pass(&bench, 600).await;
+        assert_shown(&bench, "a", DeviceState::Fenced, "has no superblock of a hob pool any more");
+        assert!(std::fs::read(bench.path("a")).unwrap() == before);
+    });
+}
+
+/// The device is on shared storage, and another host has opened the pool with its content.
+#[test]
+fn a_device_that_another_host_has_used_is_not_formatted() {
+    run(async |bench| {
+        prepare(&bench, &["a", "b"]).await;
+        unplug(&bench, "a");
+        fence(&bench, "a");
+        pass(&bench, 20).await;
+        let path = bench.dir.path().join("other");
+        std::fs::copy(bench.path("a.away"), &path).unwrap();
+        let mut pool = Pool::open(std::slice::from_ref(&path)).unwrap();
+        let id = pool.devices()[0].id;
+        pool.set_admission(id, hob_storage::pool::Admission::In).unwrap();
+        drop(pool);
+        std::fs::rename(&path, bench.path("a")).unwrap();
+        let before = std::fs::read(bench.path("a")).unwrap();
+        pass(&bench, 600).await;
+        assert_shown(&bench, "a", DeviceState::Fenced, "so another host may use it");
+        assert!(std::fs::read(bench.path("a")).unwrap() == before);
+        plug_in(&bench, "a");
+        pass(&bench, 100).await;
+        assert!(is_online(&bench, "a"), "{:?}", shown(&bench, "a"));
     });
 }
 
