@@ -102,7 +102,7 @@ fn a_disk_that_was_drained_before_a_revert_has_the_content_of_the_snapshot() {
     client.write(0, &Noise::new(23).bytes(4 * MIB as usize)).unwrap();
     client.flush().unwrap();
     hob.ctl(&["disk", "event", "disk", "suspend"]);
-    let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(scratch.path("disk.img")).unwrap();
     file.write_all_at(&snapshot, 0).unwrap();
     // Longer than the maximum age of dirty data.
     std::thread::sleep(Duration::from_secs(3));

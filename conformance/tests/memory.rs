@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use conformance::data::assert_same;
+use conformance::data::{assert_same, noise_file};
 use conformance::{Hob, MIB, Scratch, Serve, Tool};
 
 const SIZE: u64 = 16 * MIB;
 const REQUEST: u64 = 16 << 10;
 
 fn serve(scratch: &Scratch, ram: &str) -> Hob {
-    let image = scratch.noise("disk.img", SIZE, 77);
+    noise_file(&scratch.path("disk.img"), SIZE, 77);
     Serve::disk(&scratch.text("disk.img"))
         .cached(&scratch.path("pool"), "32M", "4K")
         .arg("--ram", ram)
@@ -63,7 +63,7 @@ fn a_sequential_reader_finds_its_data_read_ahead() {
 #[track_caller]
 fn prefetched(ring: &str) -> u64 {
     let scratch = Scratch::new();
-    let image = scratch.noise("disk.img", SIZE, 77);
+    noise_file(&scratch.path("disk.img"), SIZE, 77);
     let serve = Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "4K");
     let hob = serve.ring(ring).arg("--ram", "8M").start(&scratch);
     let mut client = hob.connect();

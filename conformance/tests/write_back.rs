@@ -55,7 +55,6 @@ fn dirty(hob: &Hob) -> u64 {
     hob.stats().number("dirty_bytes").expect("a count") as u64
 }
 
-#[track_caller]
 /// A guest's knowledge of its disk: flushed bytes, and for each sector the later writes.
 struct Guest {
     dice: Noise,

@@ -55,7 +55,8 @@ impl Bench {
             (0..CACHE_BYTES >> 20).map(|i| Segment { device: DeviceId(0), offset: i << 20 }).collect();
         command(2, Command::Cache(CacheChange::enable_volatile(config, segments)));
         let mut bench = Bench { engine, now: Instant(0), made: 0, dice: Prng::new(7) };
-        (0..CACHE_BYTES / 4096 / DEPTH).for_each(|batch| bench.batch(Op::Read, |i| (batch * DEPTH + i) * 4096));
+        (0..CACHE_BYTES / 4096 / DEPTH)
+            .for_each(|batch| bench.batch(Op::Read, |i| (batch * DEPTH + i) * 4096));
         let engine = &mut bench.engine;
         engine.handle_command(bench.now, CommandId(3), DISK, Command::Qos(qos));
         engine.control(bench.now, Resource::Datastore(datastore), control);

@@ -108,7 +108,7 @@ impl Vm {
     }
 
     /// Returns another node that has the same file open.
-    fn other_node(&self, image: &str, file: &Path) -> Option<&String> {
+    pub(super) fn other_node(&self, image: &str, file: &Path) -> Option<&String> {
         let directory = self.directory.as_deref().unwrap_or(Path::new(""));
         let has_file = |node: &Node| {
             matches!(node.driver.as_str(), "file" | "host_device")

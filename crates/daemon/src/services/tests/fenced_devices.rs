@@ -198,7 +198,7 @@ fn a_device_that_answers_all_the_time_stays_fenced() {
 fn a_device_whose_checks_fail_with_read_errors_is_not_formatted() {
     run(async |bench| {
         bench.pool(&["a", "b"], 4).await;
-        unplug(&bench, "a");
+        bench.take_away("a");
         std::os::unix::fs::symlink(bench.path("a"), bench.path("a")).unwrap();
         fence(&bench, "a");
         pass(&bench, 60).await;
@@ -207,15 +207,15 @@ fn a_device_whose_checks_fail_with_read_errors_is_not_formatted() {
         let problems = health(&bench).await;
         assert!(problems[0].0.name() == "device-fenced" && problems[0].1.contains("failed a check"));
         std::fs::remove_file(bench.path("a")).unwrap();
-        plug_in(&bench, "a");
+        bench.bring_back("a");
         let before = std::fs::read(bench.path("a")).unwrap();
         pass(&bench, 1200).await;
         assert_shown(&bench, "a", DeviceState::Fenced, "was not removed from the host since then");
         assert!(std::fs::read(bench.path("a")).unwrap() == before);
         // The operator connects the device again.
-        unplug(&bench, "a");
+        bench.take_away("a");
         pass(&bench, 20).await;
-        plug_in(&bench, "a");
+        bench.bring_back("a");
         pass(&bench, 100).await;
         assert!(is_online(&bench, "a"), "{:?}", shown(&bench, "a"));
     });
@@ -245,7 +245,7 @@ fn another_device_at_the_path_is_not_formatted() {
 fn a_device_that_another_host_has_formatted_is_not_formatted() {
     run(async |bench| {
         prepare(&bench, &["a", "b"]).await;
-        unplug(&bench, "a");
+        bench.take_away("a");
         fence(&bench, "a");
         pass(&bench, 20).await;
         let path = bench.dir.path().join("other");
@@ -272,7 +272,7 @@ fn a_device_that_another_host_has_formatted_is_not_formatted() {
 fn a_device_that_another_host_has_used_is_not_formatted() {
     run(async |bench| {
         prepare(&bench, &["a", "b"]).await;
-        unplug(&bench, "a");
+        bench.take_away("a");
         fence(&bench, "a");
         pass(&bench, 20).await;
         let path = bench.dir.path().join("other");
@@ -286,7 +286,7 @@ fn a_device_that_another_host_has_used_is_not_formatted() {
         pass(&bench, 600).await;
         assert_shown(&bench, "a", DeviceState::Fenced, "so another host may use it");
         assert!(std::fs::read(bench.path("a")).unwrap() == before);
-        plug_in(&bench, "a");
+        bench.bring_back("a");
         pass(&bench, 100).await;
         assert!(is_online(&bench, "a"), "{:?}", shown(&bench, "a"));
     });
