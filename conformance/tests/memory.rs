@@ -63,7 +63,7 @@ fn a_sequential_reader_finds_its_data_read_ahead() {
 #[track_caller]
 fn prefetched(ring: &str) -> u64 {
     let scratch = Scratch::new();
-    noise_file(&scratch.path("disk.img"), SIZE, 77);
+    let image = scratch.noise("disk.img", SIZE, 77);
     let serve = Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "4K");
     let hob = serve.ring(ring).arg("--ram", "8M").start(&scratch);
     let mut client = hob.connect();
