@@ -280,7 +280,7 @@ mod tests {
             assert!(scale.caches.iter().all(|cache| scale.working_set <= cache / 2));
             // Destaging starts at 10 % dirty data.
             assert!(scale.caches.iter().all(|cache| scale.dirty < cache / 10));
-            assert!(scale.connections.iter().all(|connections| DEPTH % connections == 0));
+            assert!(scale.connections.iter().all(|connections| DEPTH.is_multiple_of(*connections)));
         }
     }
 }
