@@ -68,7 +68,8 @@ impl Flash {
         File::create(&path)
             .and_then(|file| file.set_len(bytes))
             .with_context(|| format!("create {}", path.display()))?;
-        let device = Loop::on(&path, fio::direct_works(directory));
+        let device = Loop::try_on(&path, fio::direct_works(directory))
+            .with_context(|| format!("create a loop device on {}", path.display()))?;
         Ok(Self { path: device.device().into(), size: None, _device: Some(device) })
     }
 

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{Read, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -170,7 +170,8 @@ impl<'a> Host<'a> {
         match end {
             End::Stop => {
                 self.process.signal(Signal::TERM);
-                let status = self.process.wait(STOP_MAX);
+                let bench = self.bench;
+                let status = wait_for_end(&mut self.process, STOP_MAX, || bench.interrupt.check())?;
                 if !status.is_some_and(|status| status.success()) {
                     bail!("hob did not stop after SIGTERM ({status:?}): {}", self.log());
                 }
@@ -342,6 +343,26 @@ fn launch(bench: &Bench, directory: &Path) -> Result<Process> {
     Process::start("hob", &mut command).context("start hob")
 }
 
+/// Waits for the end of a process, at most `limit`. Returns `None` if the process still runs then.
+/// `check` returns an error after an interrupt.
+fn wait_for_end(
+    process: &mut Process,
+    limit: Duration,
+    check: impl Fn() -> Result<()>,
+) -> Result<Option<ExitStatus>> {
+    let begun = Instant::now();
+    loop {
+        check()?;
+        if let Some(status) = process.poll() {
+            return Ok(Some(status));
+        }
+        if begun.elapsed() > limit {
+            return Ok(None);
+        }
+        thread::sleep(PAUSES[0]);
+    }
+}
+
 /// Returns the number of disks of a list that are served with their caches.
 fn served(list: &Value) -> usize {
     let is_served = |disk: &&Value| disk["state"] == "online" && disk["cache"]["state"] == "active";
@@ -385,6 +406,18 @@ mod tests {
             );
             assert!(text.contains(&lines), "{text}");
         }
+    }
+
+    #[test]
+    fn an_interrupt_ends_the_wait_for_the_end_of_a_process() {
+        let mut process = Process::start("sleep", Command::new("sleep").arg("60")).unwrap();
+        let begun = Instant::now();
+        let error = wait_for_end(&mut process, STOP_MAX, || bail!("interrupted")).unwrap_err();
+        assert_eq!(error.to_string(), "interrupted");
+        assert_eq!(wait_for_end(&mut process, Duration::ZERO, || Ok(())).unwrap(), None);
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        process.kill();
+        assert!(wait_for_end(&mut process, STOP_MAX, || Ok(())).unwrap().is_some());
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! the shards must open it first.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
 use hob_control::Size;
@@ -19,6 +19,7 @@ use hob_storage::pool::{
     Admission, DeviceInfo, DeviceSpec, FormerSuperblock, Overwrite, OwnerId, Pool, PoolError, SwapArea,
     check_all_answer, check_answers, check_returned, is_disconnected,
 };
+use tokio::time::Instant;
 
 use crate::api_error::{ApiError, Result, conflict, failed};
 use crate::config::flash_stall_ms_default;
@@ -33,6 +34,10 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 pub(super) fn answer_max() -> Duration {
     ANSWER_MAX.max(Duration::from_millis(flash_stall_ms_default()))
 }
+
+/// Maximum wait for the pool's lock in [`Flash::read_if_free`], and the pause between two attempts.
+const FREE_MAX: Duration = Duration::from_secs(1);
+const FREE_EVERY: Duration = Duration::from_millis(20);
 
 /// Number of segments that an allocation requests: minimum and maximum.
 #[derive(Clone, Copy, Debug)]
@@ -195,8 +200,9 @@ impl Flash {
     }
 
     /// Returns true if the descriptors of a device, which answers at its path, do not work any more.
+    /// Returns false if the pool's lock is not free.
     pub(super) async fn is_disconnected(&self, id: DeviceId, path: PathBuf) -> bool {
-        let Ok(file) = self.file(id).await else { return false };
+        let Some(file) = self.read_if_free(|pool| pool.file(id).ok()).await else { return false };
         let Some(local) = file.here() else { return false };
         blocking(move || is_disconnected(&path, local.file, answer_max())).await.unwrap_or_default()
     }
@@ -204,6 +210,12 @@ impl Flash {
     /// Returns the superblock that this process wrote last to a device.
     pub(super) async fn former_superblock(&self, id: DeviceId) -> Result<FormerSuperblock> {
         self.read(move |pool| pool.former_superblock(id).map_err(refuse)).await
+    }
+
+    /// Returns the superblock that this process wrote last to a device; `None` if the device is not
+    /// open or if the pool's lock is not free.
+    pub(super) async fn former_superblock_if_free(&self, id: DeviceId) -> Option<FormerSuperblock> {
+        self.read_if_free(|pool| pool.former_superblock(id).ok()).await
     }
 
     /// Closes a device that has failed, and keeps its content. Returns its last superblock; `None`
@@ -494,6 +506,22 @@ impl Flash {
                 .hint("reconnect the missing devices; hob retries every few seconds")),
         });
         Ok(value.await?.0)
+    }
+
+    /// Runs `read`, which performs no I/O, with the open pool. Returns `None` if another operation
+    /// has the pool's lock for [`FREE_MAX`], because an operation keeps the lock while a device
+    /// hangs. No blocking thread waits, so that repeated calls do not take all of them.
+    async fn read_if_free<T>(&self, read: impl Fn(&Pool) -> Option<T>) -> Option<T> {
+        let end = Instant::now() + FREE_MAX;
+        loop {
+            match self.pool.try_lock() {
+                Ok(pool) => return pool.as_ref().and_then(&read),
+                Err(TryLockError::Poisoned(pool)) => return pool.into_inner().as_ref().and_then(&read),
+                Err(TryLockError::WouldBlock) if Instant::now() >= end => return None,
+                Err(TryLockError::WouldBlock) => {}
+            }
+            tokio::time::sleep(FREE_EVERY).await;
+        }
     }
 
     /// Returns the owners of persistent caches with their number of segments.

@@ -22,10 +22,10 @@ use super::format::{NotSuperblock, PAGE_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use super::other_data;
 use super::remote::RemoteFile;
 use super::table::Table;
-use super::{FlashFile, LocalFlash};
+use super::{AlignedBuffer, FlashFile, LocalFlash};
 use crate::direct::open_direct;
 use crate::filesystem::{self, FileNumber, file_number};
-use crate::ring::FdClass;
+use crate::ring::{FdClass, read_now};
 use crate::swap::{self, FileId};
 use crate::volatile::ControlFile;
 
@@ -296,15 +296,34 @@ impl OpenDevice {
 
     /// Returns the newest valid superblock, and the number of its copy.
     pub(super) fn read_superblock(&self) -> Result<(Superblock, u8), PoolError> {
+        self.newest_superblock(|offset, page| self.control.read_exact_at(page, offset))
+    }
+
+    /// Like [`read_superblock`](Self::read_superblock), with O_DIRECT if possible.
+    pub(super) fn read_superblock_directly(&self) -> Result<(Superblock, u8), PoolError> {
+        match &self.data {
+            Data::Here(data, _) if !self.control.is_volatile() => {
+                self.newest_superblock(|offset, page| Ok(read_now(data, offset, page)?))
+            }
+            _ => self.read_superblock(),
+        }
+    }
+
+    /// Returns the newest valid superblock that `read` returns, and the number of its copy. The
+    /// arguments of `read` are the offset and an aligned page.
+    fn newest_superblock(
+        &self,
+        read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+    ) -> Result<(Superblock, u8), PoolError> {
         let mut found: Option<(Superblock, u8)> = None;
         let mut reason = NotSuperblock::Foreign;
+        let mut page = AlignedBuffer::new(PAGE_BYTES);
         for (copy, offset) in (0u8..).zip(SUPERBLOCK_OFFSETS) {
-            let mut bytes = vec![0; PAGE_BYTES];
-            if let Err(error) = self.control.read_exact_at(&mut bytes, offset) {
+            if let Err(error) = read(offset, page.bytes_mut()) {
                 tracing::warn!(%error, path = %self.path.display(), copy, "a superblock is unreadable");
                 continue;
             }
-            match Superblock::decode(&bytes) {
+            match Superblock::decode(page.bytes()) {
                 Ok(new) if found.as_ref().is_none_or(|(old, _)| old.generation < new.generation) => {
                     found = Some((new, copy));
                 }

@@ -114,11 +114,49 @@ impl Pool {
 /// Opens and locks a device that still has its former superblock.
 fn open_former(path: &Path, former: &FormerSuperblock) -> Result<(OpenDevice, Superblock), PoolError> {
     let open = OpenDevice::open(path)?;
-    let (superblock, _) = open.read_superblock()?;
-    if let Some(difference) = former.difference(&superblock, open.size_bytes) {
-        return Err(PoolError::Unworkable { reason: format!("{} {difference}", path.display()) });
-    }
+    let superblock = compare(&open, former)?;
     // The kernel may report a failed write of the former descriptors once more.
     let _ = open.control.sync_data();
     Ok((open, superblock))
+}
+
+/// Returns the superblock of a device if it is the former one.
+fn compare(open: &OpenDevice, former: &FormerSuperblock) -> Result<Superblock, PoolError> {
+    // The page cache may have old pages while another program has the block device open, also after
+    // another host has written to the device.
+    let (superblock, _) = open.read_superblock_directly()?;
+    match former.difference(&superblock, open.size_bytes) {
+        Some(difference) => {
+            Err(PoolError::Unworkable { reason: format!("{} {difference}", open.path.display()) })
+        }
+        None => Ok(superblock),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Admission, DeviceSpec, Overwrite, SEGMENT_BYTES_MIN, device_bytes_for};
+    use super::*;
+
+    /// The two descriptors of a device are those of different files, as if the page cache had old
+    /// pages.
+    #[test]
+    fn the_last_comparison_does_not_use_the_page_cache() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let [cached, present] = ["cached", "present"].map(|name| dir.path().join(name));
+        let size_bytes = Some(device_bytes_for(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN));
+        let spec = DeviceSpec { path: cached.clone(), size_bytes };
+        let pool = Pool::create("p", &[spec], SEGMENT_BYTES_MIN, Overwrite::Refuse).unwrap();
+        let former = pool.former_superblock(DeviceId(0)).unwrap();
+        drop(pool);
+        std::fs::copy(&cached, &present).unwrap();
+        let mut other = Pool::open(std::slice::from_ref(&present)).unwrap();
+        other.set_admission(DeviceId(0), Admission::Out).unwrap();
+        drop(other);
+        let mut open = OpenDevice::open(&cached).unwrap();
+        compare(&open, &former).unwrap();
+        open.data = OpenDevice::open(&present).unwrap().data;
+        let error = compare(&open, &former).unwrap_err().to_string();
+        assert!(error.contains("another host may use it"), "{error}");
+    }
 }

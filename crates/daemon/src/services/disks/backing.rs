@@ -28,14 +28,16 @@ impl Disks {
         let options = self.open_options(name, wanted).await?;
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let (spec, said) = (wanted.backing.clone(), wanted.datastore.clone());
-        let begun = Instant::now();
-        let opened = flash::blocking(move || {
-            let backing = Backing::open(&spec, access, &options)?;
-            Ok::<_, OpenError>((backing, said.unwrap_or_else(|| datastore_of(&spec))))
+        let (opened, speed) = flash::blocking(move || {
+            // The wait for this thread says nothing about the backing.
+            let begun = Instant::now();
+            let opened = Backing::open(&spec, access, &options);
+            let speed = OpeningSpeed::of(&opened, begun.elapsed());
+            (opened.map(|backing| (backing, said.unwrap_or_else(|| datastore_of(&spec)))), speed)
         })
         .await?;
         drop(turn);
-        self.registry.inner().disk_mut(name)?.opening_speed = OpeningSpeed::of(begun.elapsed());
+        self.registry.inner().disk_mut(name)?.opening_speed = speed;
         match opened {
             Ok(opened) => Ok(opened),
             Err(error) => Err(self.name_holder(name, &error).await),

@@ -424,7 +424,7 @@ impl HobToml {
                 Some(change) if is_made(&difference) => {
                     let (changes_qos, changes_timeout) = (change.changes_qos(), change.changes_timeout());
                     let added = match change {
-                        Change::AddDisk(_) => additions.next().await,
+                        Change::AddDisk(_) => self.next_added(&mut additions).await,
                         _ => None,
                     };
                     let made = match added {
@@ -470,14 +470,25 @@ impl HobToml {
         released: Option<Result<Box<Change>>>,
         difference: &ConfigDifference,
     ) -> Result<(), Failure> {
+        let made = async move {
+            match released {
+                None => self.make(change).await,
+                Some(Err(error)) => Err(error),
+                Some(Ok(back)) => self.move_released(change, *back, difference).await,
+            }
+        };
+        self.attempt(difference, made).await
+    }
+
+    /// Waits for a change that resolves a difference.
+    async fn attempt(
+        &self,
+        difference: &ConfigDifference,
+        change: impl Future<Output = Result<()>>,
+    ) -> Result<(), Failure> {
         let is_unavailable = || self.registry.inner().is_unavailable(difference);
         let was_unavailable = is_unavailable();
-        let made = match released {
-            None => self.make(change).await,
-            Some(Err(error)) => Err(error),
-            Some(Ok(back)) => self.move_released(change, *back, difference).await,
-        };
-        made.map_err(|error| Failure { error, is_delayed: was_unavailable || is_unavailable() })
+        change.await.map_err(|error| Failure { error, is_delayed: was_unavailable || is_unavailable() })
     }
 
     /// Gives a new path to a disk or an export that has released its former path. If that fails,

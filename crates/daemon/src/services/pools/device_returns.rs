@@ -248,10 +248,13 @@ impl ReturnWatch {
         }
     }
 
-    /// Records that the device is in use again.
+    /// Records that the device is in use again, unless it was fenced during its return.
     pub(super) fn note_return(&mut self, now: Instant) {
         self.attempts = self.attempts.saturating_add(1);
-        (self.phase, self.last_attempt, self.obstacle) = (Phase::InUse, Some(now), None);
+        self.last_attempt = Some(now);
+        if self.phase == Phase::Closed {
+            (self.phase, self.obstacle) = (Phase::InUse, None);
+        }
     }
 
     /// Describes the state of the device for `hob health`; `None` if the device is in use.
@@ -385,6 +388,7 @@ mod tests {
             waits.push(watch.wait().as_secs());
             now += watch.wait();
             assert!(watch.note_result(CheckResult::Answers, now), "{waits:?}");
+            watch.note_closed();
             match attempt % 2 {
                 0 => watch.note_return(now),
                 _ => watch.note_failure("it is busy".to_owned(), None, now),
@@ -427,6 +431,7 @@ mod tests {
             &watch,
             "it is busy; hob formats the former device and uses it again after it has answered for 120 s",
         );
+        watch.note_closed();
         watch.note_return(now);
         assert_eq!(watch.status(&device), None);
     }
@@ -446,12 +451,28 @@ mod tests {
         assert_eq!(returns.with(&device, |watch| watch.was_away), Some(true));
         returns.end_check(&device);
         assert_eq!(returns.idle(), std::slice::from_ref(&device));
-        returns.with(&device, |watch| watch.note_return(now));
+        returns.with(&device, |watch| {
+            watch.note_closed();
+            watch.note_return(now);
+        });
         assert!(returns.idle().is_empty() && returns.begin_check(&device).is_none());
         fence("another");
         assert_eq!(returns.begin_check(&device).as_deref(), Some("another"));
         assert_eq!(returns.with(&device, |watch| (watch.was_away, watch.attempts)), Some((false, 1)));
         returns.forget(&device);
         assert!(returns.begin_check(&device).is_none());
+    }
+
+    #[test]
+    fn a_device_that_is_fenced_during_its_return_is_watched() {
+        let now = Instant::now();
+        let returns = DeviceReturns::default();
+        let device = DevicePath { pool: "p".to_owned(), path: "/a".into() };
+        returns.note_fence(device.clone(), "uuid".to_owned(), "fenced".to_owned(), now);
+        returns.with(&device, ReturnWatch::note_closed);
+        returns.note_fence(device.clone(), "formatted".to_owned(), "fenced".to_owned(), now);
+        returns.with(&device, |watch| watch.note_return(now));
+        assert_eq!(returns.begin_check(&device).as_deref(), Some("formatted"));
+        assert_eq!(returns.with(&device, |watch| watch.attempts), Some(1));
     }
 }

@@ -70,17 +70,7 @@ impl Pools {
     /// Checks a fenced device, and uses the device again if it has returned.
     async fn check_fenced(&self, device: &DevicePath) {
         let Some(uuid) = self.returns.begin_check(device) else { return };
-        let Some(former) = self.former_superblock(device).await else {
-            return self.returns.end_check(device);
-        };
-        let result = match check_device_returned(device.path.clone(), former).await {
-            Ok(()) => CheckResult::Answers,
-            Err(error) => {
-                let is_away = self.is_away(device, uuid).await;
-                let why = error.problem.error;
-                if is_away { CheckResult::Away(why) } else { CheckResult::Failed(why) }
-            }
-        };
+        let result = self.check(device, uuid).await;
         let needs_descriptors = self.returns.with(device, |watch| watch.needs_descriptors()) == Some(true);
         if result == CheckResult::Answers && needs_descriptors {
             let descriptors = self.former_descriptors(device).await;
@@ -92,6 +82,19 @@ impl Pools {
         }
         self.show_return(device);
         self.returns.end_check(device);
+    }
+
+    /// Checks whether the former device is at its path and answers.
+    async fn check(&self, device: &DevicePath, uuid: String) -> CheckResult {
+        let why = match self.former_superblock(device).await {
+            None => "hob does not know yet which superblock it wrote to the device last".to_owned(),
+            Some(former) => match check_device_returned(device.path.clone(), former).await {
+                Ok(()) => return CheckResult::Answers,
+                Err(error) => error.problem.error,
+            },
+        };
+        let is_away = self.is_away(device, uuid).await;
+        if is_away { CheckResult::Away(why) } else { CheckResult::Failed(why) }
     }
 
     /// Returns true if a device that failed a check was removed from the host, or does not answer.
@@ -117,12 +120,13 @@ impl Pools {
         Some((entry.flash.clone(), fenced.ids?))
     }
 
-    /// Returns the last superblock that this process wrote to a fenced device. Another superblock
-    /// shows that another host has used the device.
+    /// Returns the last superblock that this process wrote to a fenced device, or the one that an
+    /// earlier check has found if the pool's lock is not free. Another superblock shows that another
+    /// host has used the device.
     async fn former_superblock(&self, device: &DevicePath) -> Option<FormerSuperblock> {
         // hob may have written the superblock again since the last check.
         if let Some((flash, ids)) = self.open_device(device)
-            && let Ok(former) = flash.former_superblock(ids.in_pool).await
+            && let Some(former) = flash.former_superblock_if_free(ids.in_pool).await
         {
             self.returns.with(device, |watch| watch.note_former(former));
         }

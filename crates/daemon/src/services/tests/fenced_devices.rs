@@ -1,5 +1,7 @@
 //! Tests of fenced devices that return while the daemon runs.
 
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hob_control::DevicePatch;
@@ -12,6 +14,8 @@ use crate::services::pools::RETURN_EVERY;
 const BLOCK: u64 = 4096;
 /// Size of the cache in [`prepare`], MiB. One of two devices is too small for it.
 const CACHE: u64 = 8;
+/// Longest time for which [`hang`] keeps the pool's lock, in real time.
+const HUNG_MAX: Duration = Duration::from_secs(60);
 
 /// Creates a write-back cache `vm` with dirty data on these devices of 8 MiB each, or of 16 MiB if
 /// there is one.
@@ -74,6 +78,26 @@ async fn lose_for(bench: &Bench, name: &str, seconds: u64) {
     lose(bench, name);
     pass(bench, seconds).await;
     bench.bring_back(name);
+}
+
+/// Keeps the pool's lock, as an operation does that waits for a device, until the sender is dropped.
+/// The operation has a runtime of its own, so that virtual time continues.
+fn hang(bench: &Bench) -> (Sender<()>, JoinHandle<()>) {
+    let flash = bench.services.registry.inner().pools["p"].flash.clone();
+    let (begin, has_begun) = channel();
+    let (release, is_released) = channel::<()>();
+    let hung = std::thread::spawn(move || {
+        crate::background::run_in_real_time(async move {
+            let wait = move |_: &mut Option<Pool>| {
+                begin.send(()).unwrap();
+                let _ = is_released.recv_timeout(HUNG_MAX);
+                Ok(())
+            };
+            flash.with(wait).await.unwrap();
+        });
+    });
+    has_begun.recv().unwrap();
+    (release, hung)
 }
 
 /// Creates the cache of [`prepare`] on the devices `a` and `b`. Removes `a`, and lets it return
@@ -175,6 +199,46 @@ fn a_device_that_was_connected_again_before_the_fence_returns() {
         pass(&bench, 60).await;
         assert!(is_online(&bench, "a"), "{:?}", shown(&bench, "a"));
         assert_eq!(bench.services.observe.pool("p").unwrap().size, Size(8 * MIB));
+    });
+}
+
+/// The write of the superblock that follows a fence waits for the device.
+#[test]
+fn a_device_that_hangs_since_its_fence_is_away() {
+    crate::background::run_in_real_time(async {
+        let bench = Bench::new();
+        bench.pool(&["a", "b"], 4).await;
+        let (release, hung) = hang(&bench);
+        lose(&bench, "a");
+        let begun = Instant::now();
+        while !shown(&bench, "a").1.contains("is not usable: hob does not know yet which superblock") {
+            assert!(begun.elapsed() < HUNG_MAX / 2, "{:?}", shown(&bench, "a"));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(!hung.is_finished());
+        drop(release);
+        hung.join().unwrap();
+    });
+}
+
+#[test]
+fn a_device_is_checked_while_another_one_hangs() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 4).await;
+        fence(&bench, "a");
+        pass(&bench, 20).await;
+        let (release, hung) = hang(&bench);
+        pass(&bench, 20).await;
+        assert_shown(&bench, "a", DeviceState::Fenced, "was not removed from the host since then");
+        bench.take_away("a");
+        pass(&bench, 20).await;
+        assert_shown(&bench, "a", DeviceState::Fenced, "No such file or directory");
+        bench.bring_back("a");
+        assert!(!hung.is_finished());
+        drop(release);
+        hung.join().unwrap();
+        pass(&bench, 100).await;
+        assert!(is_online(&bench, "a"), "{:?}", shown(&bench, "a"));
     });
 }
 

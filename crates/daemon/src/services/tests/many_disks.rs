@@ -1,9 +1,9 @@
-//! A hob.toml with many disks whose backings do not answer.
+//! A hob.toml with several new disks, some of whose backings do not answer.
 
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
-use super::config::{Filed, text};
+use super::config::{CACHE, Filed, text};
 use super::*;
 
 /// Number of disks without an answer: more than hob adds at the same time.
@@ -62,5 +62,64 @@ fn disks_of_a_changed_hob_toml_do_not_wait_for_backings_that_hang() {
         assert_eq!(subjects, expected);
         // The command may have ended before its changes.
         drop(applying.await.unwrap());
+    });
+}
+
+/// The pool is too small for the caches of both disks. The first disk has many exports, so that it
+/// is added later than the second one.
+#[test]
+fn caches_of_new_disks_are_created_in_the_order_of_the_file() {
+    run(async |bench| {
+        for name in ["vm.img", "first.img", "second.img"] {
+            bench.image(name, 64);
+        }
+        let old = text(&bench, CACHE, "");
+        let filed = Filed::start(bench, &old).await;
+        let disk = |name: &str, exports: &str| {
+            let backing = filed.bench.path(&format!("{name}.img"));
+            format!(
+                "[[disk]]\nname = \"{name}\"\nbacking = \"{backing}\"\n\
+                 cache = {{ pool = \"p\", size = \"12M\" }}\n{exports}"
+            )
+        };
+        let export = |number| format!("[[disk.export]]\nname = \"export{number}\"\nread_only = true\n");
+        let exports: String = (0..16).map(export).collect();
+        filed.write(&format!("{old}{}{}", disk("first", &exports), disk("second", "")));
+        let applied = filed.apply(false).await;
+        assert_eq!(filed.bench.room("first"), 12, "{applied:?}");
+        assert!(applied.failed.len() == 1 && applied.failed[0].starts_with("disk second: "), "{applied:?}");
+    });
+}
+
+/// The backing of a new disk may be the file of another new disk.
+#[test]
+fn a_disk_whose_backing_appears_while_others_are_added_is_added() {
+    crate::background::run_in_real_time(async {
+        let (handle, shard) = FakeShard::start();
+        let options = BackingOptions { connect_max: Duration::from_secs(2), ..BackingOptions::default() };
+        let services = Services::new(vec![handle], Exports::default(), options, Store::Memory);
+        let bench = Bench { dir: tempfile::tempdir().unwrap(), services, shard };
+        bench.image("vm.img", 8);
+        bench.image("healthy.img", 8);
+        let old = text(&bench, "", "");
+        let filed = Filed::start(bench, &old).await;
+        let socket = filed.bench.path("silent.sock");
+        let _silent = UnixListener::bind(&socket).unwrap();
+        let disk =
+            |name: &str, backing: &str| format!("[[disk]]\nname = \"{name}\"\nbacking = \"{backing}\"\n");
+        let later = disk("later", &filed.bench.path("later.img"));
+        let healthy = disk("healthy", &filed.bench.path("healthy.img"));
+        // Other disks are not tried again before this one has failed.
+        let hung = disk("hung", &format!("nbd+unix:///hung?socket={socket}"));
+        filed.write(&format!("{old}{later}{healthy}{hung}"));
+        let services = filed.bench.services.clone();
+        let applying = tokio::spawn(async move { services.hob_toml.apply(false).await });
+        let observe = &filed.bench.services.observe;
+        let is_online = |name: &str| observe.disk(name).is_ok_and(|disk| disk.state == DiskLife::Online);
+        until("the healthy disk", || is_online("healthy")).await;
+        filed.bench.image("later.img", 8);
+        let applied = applying.await.unwrap().unwrap();
+        assert!(applied.failed.len() == 1 && applied.failed[0].starts_with("disk hung: "), "{applied:?}");
+        assert!(is_online("later"));
     });
 }
