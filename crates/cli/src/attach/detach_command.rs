@@ -64,7 +64,7 @@ pub(super) async fn run(client: &Client, args: Detach) -> anyhow::Result<()> {
     }
     let (mut monitor, vm) = connect(client, &locked, is_dry).await?;
     if args.disks.is_empty() {
-        lost_record::note_others(&vm, known, target);
+        lost_record::note_others(&vm, known, records, target)?;
     }
     let adapt = |record| -> anyhow::Result<Record> { Ok(vm.started(&record)?.unwrap_or(record)) };
     let chosen = chosen.into_iter().map(adapt).collect::<anyhow::Result<Vec<Record>>>()?;

@@ -86,8 +86,15 @@ pub(super) async fn find(
 }
 
 /// Prints the disks that `hob attach` connected since the VM's start and that have no record.
-pub(super) fn note_others(vm: &Vm, known: &[Record], target: &Target) {
-    for found in unrecorded(vm, known).iter().filter(|found| found.is_attached) {
+pub(super) fn note_others(
+    vm: &Vm,
+    known: &[Record],
+    records: &Records,
+    target: &Target,
+) -> anyhow::Result<()> {
+    let all = records.all()?;
+    let is_other = |found: &&Connected| found.is_attached && check_unrecorded(found, &all).is_ok();
+    for found in unrecorded(vm, known).iter().filter(is_other) {
         let label = &found.device.label;
         tell(&format!(
             "{label}: note: the VM uses hob's disk {} too, without a record of its attachment; 'hob detach {} {label}' \
@@ -95,6 +102,7 @@ pub(super) fn note_others(vm: &Vm, known: &[Record], target: &Target) {
             found.export, target.text
         ));
     }
+    Ok(())
 }
 
 /// Refuses to attach a disk that an earlier `hob attach` has connected to hob. `node` is the lowest
@@ -275,13 +283,13 @@ async fn check_client(
             device.label
         );
     }
-    let doubt = match has_same_processes(daemon) {
-        true => doubt(qemu, &preview.client_pids),
+    let mismatch = match has_same_processes(daemon) {
+        true => mismatch(qemu, &preview.client_pids),
         false => Some("the daemon has another process id namespace".to_owned()),
     };
-    let Some(doubt) = doubt else { return Ok(()) };
+    let Some(reason) = mismatch else { return Ok(()) };
     bail!(
-        "{}: hob cannot prove that the client of its disk {export} is this VM: {doubt}. If another VM uses the disk, detach \
+        "{}: hob cannot verify that the client of its disk {export} is this VM: {reason}. If another VM uses the disk, detach \
          the disk there. Otherwise stop this VM, run 'hob disk remove {export}', and start the VM with its image",
         device.label
     )
@@ -289,7 +297,7 @@ async fn check_client(
 
 /// Returns the reason why the only client of a disk may not be QEMU; `None` if it is QEMU. `clients`
 /// has the process ids of the clients, as far as they are known.
-fn doubt(qemu: Option<i32>, clients: &[u32]) -> Option<String> {
+fn mismatch(qemu: Option<i32>, clients: &[u32]) -> Option<String> {
     let Some(qemu) = known_process(qemu) else {
         return Some("the process id of QEMU is unknown".to_owned());
     };
@@ -384,7 +392,7 @@ mod tests {
 
     #[test]
     fn only_qemu_may_be_the_client() {
-        assert_eq!(doubt(Some(7), &[7]), None);
+        assert_eq!(mismatch(Some(7), &[7]), None);
         for (qemu, clients, reason) in [
             (None, vec![7], "of QEMU is unknown"),
             (Some(0), vec![0], "of QEMU is unknown"),
@@ -392,8 +400,8 @@ mod tests {
             (Some(7), vec![], "of the client is unknown"),
             (Some(7), vec![7, 8], "of the client is unknown"),
         ] {
-            let doubt = doubt(qemu, &clients).unwrap();
-            assert!(doubt.contains(reason), "{qemu:?} {clients:?}: {doubt}");
+            let found = mismatch(qemu, &clients).unwrap();
+            assert!(found.contains(reason), "{qemu:?} {clients:?}: {found}");
         }
         let own = i32::try_from(std::process::id()).unwrap();
         assert!(has_same_processes(own) && !has_same_processes(0));
