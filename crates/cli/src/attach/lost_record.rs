@@ -285,7 +285,7 @@ async fn check_client(
     }
     let mismatch = match has_same_processes(daemon) {
         true => mismatch(qemu, &preview.client_pids),
-        false => Some("the daemon has another process id namespace".to_owned()),
+        false => Some("the daemon's process id namespace is another one, or unknown".to_owned()),
     };
     let Some(reason) = mismatch else { return Ok(()) };
     bail!(
@@ -304,7 +304,10 @@ fn mismatch(qemu: Option<i32>, clients: &[u32]) -> Option<String> {
     match clients {
         [client] if i64::from(*client) == i64::from(qemu) => None,
         [client] => Some(format!("the client is the process {client}, and QEMU is the process {qemu}")),
-        _ => Some("the process id of the client is unknown, as of a client in a container".to_owned()),
+        _ => Some(
+            "the process id of the client is unknown, as of a client outside the daemon's container"
+                .to_owned(),
+        ),
     }
 }
 
