@@ -52,6 +52,38 @@ fn apparmor_lets_qemu_open_the_sockets_of_disks() {
     assert!(output.success() && !output.all().contains("/run/hob"), "{}", output.all());
 }
 
+/// Rules that earlier documentation told operators to copy to the path of the package's file.
+const FORMER_RULES: &str = "\
+# AppArmor rules for guests of libvirt with disks of hob: QEMU may open hob's NBD and vhost-user sockets in
+# /run/hob, and not the control socket. The rules apply to all guests of libvirt on this host. Unix permissions
+# of the sockets (socket_group, socket_mode in hob.toml) apply too.
+#
+# libvirt's file /etc/apparmor.d/abstractions/libvirt-qemu includes a file or directory for local rules. The last
+# lines of libvirt's file show which of these two it includes:
+#   local/abstractions/libvirt-qemu    append this file to /etc/apparmor.d/local/abstractions/libvirt-qemu
+#   abstractions/libvirt-qemu.d        copy this file to /etc/apparmor.d/abstractions/libvirt-qemu.d/hob
+# A VM that runs already gets the rules with: apparmor_parser -r /etc/apparmor.d/libvirt/libvirt-UUID
+  /run/hob/*.sock rw,
+  deny /run/hob/control.sock rw,
+";
+
+/// Otherwise dpkg would ask the operator which of the two files to use.
+#[test]
+fn the_package_replaces_an_unchanged_copy_of_the_former_rules() {
+    let scratch = Scratch::new();
+    let rules = scratch.path("etc/apparmor.d").join(RULES);
+    fs::create_dir_all(rules.parent().expect("a directory")).expect("a directory");
+    let changed = format!("{FORMER_RULES}  /run/other.sock rw,\n");
+    for (text, is_kept) in [(FORMER_RULES, false), (changed.as_str(), true)] {
+        for action in [&["install"][..], &["upgrade", "0.1.0"][..]] {
+            fs::write(&rules, text).expect("a file");
+            let preinst = Tool::new("sh").arg(packaging("debian/preinst")).args(action);
+            preinst.env("DPKG_ROOT", scratch.text("")).run();
+            assert_eq!(rules.exists(), is_kept, "{action:?} {text}");
+        }
+    }
+}
+
 #[test]
 fn the_selinux_module_compiles() {
     let scratch = Scratch::new();

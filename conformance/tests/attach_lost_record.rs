@@ -1,7 +1,10 @@
 //! `hob detach` for running VMs whose attached disks have no record: the record was deleted, or is of
 //! another version of hob. The VMs have no operating system. Each write goes through the guest's device.
 
-use std::fs;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::{fs, io, thread};
 
 use conformance::Tool;
 use conformance::attach_stage::Stage;
@@ -58,10 +61,12 @@ fn an_attached_disk_without_a_record_is_detached() {
         attach_and_lose_the_record(&stage);
         let said = stage.refused("attach", &[]);
         assert!(said.contains("whose record is missing"), "{format} {is_drive}: {said}");
-        let output = stage.run("detach", &["--dry-run"]);
+        let said = stage.refused("detach", &[]);
+        assert!(said.contains(" web-vda'") && said.contains("name it"), "{format} {is_drive}: {said}");
+        let output = stage.run("detach", &["vda", "--dry-run"]);
         assert!(output.stderr.contains("open the image in QEMU"), "{format} {is_drive}: {}", output.all());
         assert!(!stage.scratch.path("records/web-vda.json").exists(), "a dry run writes no record");
-        let output = stage.run("detach", &[]);
+        let output = stage.run("detach", &["vda"]);
         assert!(output.stderr.contains("hob has no record of this attachment"), "{}", output.all());
         end(&stage, vm, format);
     }
@@ -75,16 +80,16 @@ fn a_detachment_without_a_record_can_be_killed() {
         stage.image(IMAGE, "qcow2", &[]);
         let vm = stage.start(IMAGE, "qcow2", "");
         attach_and_lose_the_record(&stage);
-        assert!(stage.killed_after("detach", step), "the command has only {step} steps");
+        assert!(stage.killed_after_with("detach", &["vda"], step), "the command has only {step} steps");
         assert!(stage.scratch.path("records/web-vda.json").exists());
         stage.run("detach", &[]);
         end(&stage, vm, "qcow2");
     }
 }
 
-/// The operator may have added the disk to hob and to the VM without `hob attach`.
+/// The operator may have added such a disk to hob and to the VM without `hob attach`.
 #[test]
-fn a_disk_of_the_vms_start_is_detached_only_by_its_name() {
+fn a_disk_of_the_vms_start_without_a_record_is_detached() {
     let stage = Stage::new();
     stage.image(IMAGE, "raw", &[]);
     let vm = stage.start(IMAGE, "raw", "");
@@ -99,11 +104,61 @@ fn a_disk_of_the_vms_start_is_detached_only_by_its_name() {
     stage.write(1);
     lose_the_record(&stage);
     let said = stage.refused("detach", &[]);
-    assert!(said.contains("name the disk: 'hob detach qmp:") && said.contains(" vda'"), "{said}");
+    assert!(said.contains("'hob detach qmp:") && said.contains(" web-vda'"), "{said}");
     assert!(stage.daemon.ctl(&["disk", "list"]).contains("web-vda"));
     let said = stage.refused("detach", &["vdb"]);
     assert!(said.contains("no such disk of"), "{said}");
     stage.run("detach", &["web-vda"]);
+    end(&stage, vm, "raw");
+}
+
+/// Forwards QMP connections, so that the VM has a second name. The process at this socket is the test.
+fn forward(from: PathBuf, to: PathBuf) {
+    let listener = UnixListener::bind(from).expect("a socket");
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, server) = (client.expect("a client"), UnixStream::connect(&to).expect("QEMU"));
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let _ = io::copy(&mut &server, &mut &client);
+                    let _ = client.shutdown(Shutdown::Both);
+                });
+                let _ = io::copy(&mut &client, &mut &server);
+                let _ = server.shutdown(Shutdown::Both);
+            });
+        }
+    });
+}
+
+/// A process that a guest controls may name the disk of another VM. The disk's client is the other
+/// VM.
+#[test]
+fn a_disk_of_another_process_is_not_detached() {
+    let stage = Stage::new();
+    stage.image(IMAGE, "raw", &[]);
+    let vm = stage.start(IMAGE, "raw", "");
+    let socket = stage.scratch.path("other.sock");
+    let other = format!("qmp:{}", socket.display());
+    forward(socket, stage.scratch.path("qmp.sock"));
+    stage.run("attach", &["--size", "16M", "--mode", "write-back"]);
+    stage.write(1);
+    let path = stage.scratch.path("records/web-vda.json");
+    let record = fs::read(&path).expect("a record");
+    // The record belongs to the name by which the VM was attached.
+    for disks in [vec![], vec!["vda"], vec!["web-vda"]] {
+        let output = stage.output_for(&other, "detach", &disks);
+        let said = &output.stderr;
+        assert!(!output.success() && said.contains("was attached as the disk vda of qmp:"), "{said}");
+        assert_eq!(fs::read(&path).expect("a record"), record);
+    }
+    lose_the_record(&stage);
+    let output = stage.output_for(&other, "detach", &["vda"]);
+    let said = &output.stderr;
+    assert!(!output.success() && said.contains("the client is the process"), "{said}");
+    assert!(!path.exists(), "a refused command writes no record");
+    let disk = stage.daemon.json(&["disk", "show", "web-vda"]);
+    assert_eq!(disk["cache"]["mode"], "write-back", "{disk}");
+    stage.run("detach", &["vda"]);
     end(&stage, vm, "raw");
 }
 
@@ -124,7 +179,7 @@ fn without_a_record_each_refusal_says_what_to_do() {
     let renamed = path.with_extension("json.bad");
     assert!(said.contains("has version 999") && said.contains(renamed.to_str().expect("a path")), "{said}");
     fs::rename(&path, &renamed).expect("a file");
-    stage.run("detach", &[]);
+    stage.run("detach", &["vda"]);
     // The VM is stopped.
     stage.run("attach", &["--size", "16M"]);
     lose_the_record(&stage);

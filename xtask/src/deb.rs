@@ -150,6 +150,10 @@ fn check(package: &Path) -> Result<()> {
             bail!("the package lacks {wanted}; it has\n{contents}");
         }
     }
+    // Fails if cargo-deb has left out a script.
+    for script in ["preinst", "postinst", "postrm"] {
+        shell::output(Command::new("dpkg-deb").arg("--info").arg(package).arg(script))?;
+    }
     let scratch = tempfile::tempdir()?;
     shell::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(scratch.path()))?;
     let hob = scratch.path().join("usr/bin/hob");

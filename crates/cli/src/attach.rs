@@ -121,8 +121,8 @@ pub(crate) struct Attach {
 pub(crate) struct Detach {
     /// The VM: qmp:PATH (QEMU's QMP socket), libvirt:NAME, or pve:VMID (Proxmox VE)
     target: Target,
-    /// Disks: the name of the device, of hob's disk, or the path of the image; all attached disks
-    /// of the VM if absent
+    /// Disks: the name of the device, of hob's disk, or the path of the image; all disks of the VM
+    /// with a record of their attachment if absent
     #[arg(value_name = "DISK")]
     disks: Vec<String>,
     /// Detach from a stopped VM: write dirty data to the image, and remove hob's disk

@@ -22,9 +22,14 @@ use crate::remote::explain;
 pub(super) async fn run(client: &Client, args: Detach) -> anyhow::Result<()> {
     let mut locked = LockedVm::lock(&args.common, "detach", &args.target).await?;
     if !args.stopped && lost_record::is_needed(&args.disks, &locked.known) {
-        let found = lost_record::find(client, &locked.target, &args.disks, &locked.known);
+        let found = lost_record::find(client, &locked.target, &args.disks, &locked.known, &locked.records);
         let found = Box::pin(found).await?;
-        found.iter().try_for_each(|record| locked.locks.add_disk(&record.disk))?;
+        for record in &found {
+            locked.locks.add_disk(&record.disk)?;
+            if locked.records.has(&record.disk) {
+                bail!("another command has just recorded the disk {}; repeat this command", record.disk);
+            }
+        }
         locked.known.extend(found);
     }
     let LockedVm { target, known, records, .. } = &locked;
@@ -59,7 +64,7 @@ pub(super) async fn run(client: &Client, args: Detach) -> anyhow::Result<()> {
     }
     let (mut monitor, vm) = connect(client, &locked, is_dry).await?;
     if args.disks.is_empty() {
-        lost_record::note_others(&vm, known, target);
+        lost_record::note_others(&vm, known, records, target)?;
     }
     let adapt = |record| -> anyhow::Result<Record> { Ok(vm.started(&record)?.unwrap_or(record)) };
     let chosen = chosen.into_iter().map(adapt).collect::<anyhow::Result<Vec<Record>>>()?;

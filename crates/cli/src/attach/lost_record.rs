@@ -1,6 +1,7 @@
 //! Detachment of a disk without a record: its file was lost, or is in another directory. QEMU names
 //! hob's socket and disk, and the daemon names the image of the disk. So `hob detach` makes the
-//! record again.
+//! record again. A guest may control its QEMU. So the user must name the disk, and QEMU's process
+//! must be the disk's only client.
 
 use std::path::Path;
 
@@ -14,7 +15,7 @@ use super::execution::{MARK, tell};
 use super::libvirt::{self, Defined, is_same_path};
 use super::options::OWN;
 use super::qmp::{Monitor, NotRunning};
-use super::record::Record;
+use super::record::{Record, Records};
 use super::target::Target;
 use super::vm::{Connected, Vm};
 use crate::remote::explain;
@@ -25,17 +26,17 @@ pub(super) fn is_needed(names: &[String], known: &[Record]) -> bool {
     known.is_empty() || names.iter().any(|name| !known.iter().any(|record| record.is_named(name)))
 }
 
-/// Returns the records of attached disks of a running VM that have no record. Without names, these
-/// are the disks that `hob attach` connected since the VM's start. A disk of the VM's start must be
-/// named, because the operator may have added it to hob and to the VM.
+/// Returns the records of the named disks of a running VM that have no record.
 ///
 /// # Errors
-/// Returns an error that says what to do if a chosen disk cannot be detached without its record.
+/// Returns an error that says what to do if a named disk cannot be detached without its record, or if
+/// the user names no disk.
 pub(super) async fn find(
     client: &Client,
     target: &Target,
     names: &[String],
     known: &[Record],
+    records: &Records,
 ) -> anyhow::Result<Vec<Record>> {
     let mut monitor = match target.connect().await {
         Ok(monitor) => monitor,
@@ -50,21 +51,21 @@ pub(super) async fn find(
     }
     let disks = client.disks().await.map_err(explain)?;
     found.retain(|found| is_hobs(found, &disks));
-    if found.is_empty() {
-        return Ok(Vec::new());
+    let is_chosen = |found: &Connected| names.is_empty() || is_named(found, names, &disks);
+    found.retain(is_chosen);
+    let Some(first) = found.first() else { return Ok(Vec::new()) };
+    let all = records.all()?;
+    found.iter().try_for_each(|found| check_unrecorded(found, &all))?;
+    if names.is_empty() {
+        return Err(unnamed(&found, &disks, target));
     }
-    let chosen: Vec<&Connected> = found.iter().filter(|found| is_chosen(found, names, &disks)).collect();
-    match (&chosen[..], names) {
-        ([], []) => return Err(of_start(&found[0], target)),
-        ([], _) => return Ok(Vec::new()),
-        _ => check_complete(&vm, &mut monitor, chosen[0]).await?,
-    }
+    check_complete(&vm, &mut monitor, first).await?;
     let persistent = Persistent::read(target).await?;
-    let mut records = Vec::new();
-    for found in chosen {
+    let mut made = Vec::new();
+    for found in &found {
         let disk = served(found, &disks)?;
-        check_socket(client, found).await?;
-        check_clients(client, found).await?;
+        let daemon = check_socket(client, found).await?;
+        check_client(client, found, vm.pid, daemon).await?;
         let rebuilt = vm.rebuilt(found, disk, &target.text);
         let mut record = rebuilt.with_context(|| refusal(found, disk))?;
         record.definition = definition(&persistent, &record).with_context(|| refusal(found, disk))?;
@@ -79,14 +80,21 @@ pub(super) async fn find(
                 record.label
             ));
         }
-        records.push(record);
+        made.push(record);
     }
-    Ok(records)
+    Ok(made)
 }
 
 /// Prints the disks that `hob attach` connected since the VM's start and that have no record.
-pub(super) fn note_others(vm: &Vm, known: &[Record], target: &Target) {
-    for found in unrecorded(vm, known).iter().filter(|found| found.is_attached) {
+pub(super) fn note_others(
+    vm: &Vm,
+    known: &[Record],
+    records: &Records,
+    target: &Target,
+) -> anyhow::Result<()> {
+    let all = records.all()?;
+    let is_other = |found: &&Connected| found.is_attached && check_unrecorded(found, &all).is_ok();
+    for found in unrecorded(vm, known).iter().filter(is_other) {
         let label = &found.device.label;
         tell(&format!(
             "{label}: note: the VM uses hob's disk {} too, without a record of its attachment; 'hob detach {} {label}' \
@@ -94,6 +102,7 @@ pub(super) fn note_others(vm: &Vm, known: &[Record], target: &Target) {
             found.export, target.text
         ));
     }
+    Ok(())
 }
 
 /// Refuses to attach a disk that an earlier `hob attach` has connected to hob. `node` is the lowest
@@ -102,7 +111,7 @@ pub(super) fn check_absent(node: &str, driver: &str) -> anyhow::Result<()> {
     if driver == "nbd" && node.starts_with(OWN) {
         bail!(
             "the VM uses hob already, by an earlier 'hob attach' whose record is missing in the directory of records. \
-             Run 'hob detach' for this VM first, or name the directory with --records"
+             Run 'hob detach' for this disk first, or name the directory with --records"
         );
     }
     Ok(())
@@ -130,24 +139,59 @@ fn is_hobs(found: &Connected, disks: &[Disk]) -> bool {
     found.is_attached || disks.iter().any(|disk| disk.name == found.export)
 }
 
-fn is_chosen(found: &Connected, names: &[String], disks: &[Disk]) -> bool {
-    let Connected { device, export, is_attached, .. } = found;
+fn is_named(found: &Connected, names: &[String], disks: &[Disk]) -> bool {
+    let Connected { device, export, .. } = found;
     let backing = disks.iter().find(|disk| disk.name == *export).map(|disk| Path::new(&disk.backing));
     let is_named = |name: &String| {
         [&device.label, &device.backend, export].contains(&name)
             || backing.is_some_and(|backing| is_same_path(backing, Path::new(name)))
     };
-    if names.is_empty() { *is_attached } else { names.iter().any(is_named) }
+    names.iter().any(is_named)
 }
 
-/// Returns the message for a VM that was started with hob's disk, if the user names no disk.
-fn of_start(found: &Connected, target: &Target) -> anyhow::Error {
+/// Refuses a disk that has a record. The record may have another name of the VM, or another VM may
+/// use the disk.
+fn check_unrecorded(found: &Connected, all: &[Record]) -> anyhow::Result<()> {
     let Connected { device, export, .. } = found;
+    let Some(Record { label, target, .. }) = all.iter().find(|record| record.disk == *export) else {
+        return Ok(());
+    };
+    bail!(
+        "{}: hob's disk {export} was attached as the disk {label} of {target}, and only a command with this name of the \
+         VM detaches it. If it is this VM, run 'hob detach {target}'. Otherwise this VM uses a disk of another VM: stop \
+         this VM",
+        device.label
+    )
+}
+
+/// Returns the message for disks without a record, if the user names no disk.
+fn unnamed(found: &[Connected], disks: &[Disk], target: &Target) -> anyhow::Error {
+    let of_hob = |found: &Connected| {
+        let disk = disks.iter().find(|disk| disk.name == found.export)?;
+        Some((format!("{} (image {})", disk.name, disk.backing), disk.name.as_str()))
+    };
+    let (uses, names): (Vec<String>, Vec<&str>) = found.iter().filter_map(of_hob).unzip();
+    if names.is_empty()
+        && let Some(found) = found.first()
+    {
+        return absent(found);
+    }
     anyhow!(
-        "{0}: the VM uses the NBD export {export} since its start, and hob has no record of an attachment. To return the \
-         VM to the disk's image, and to remove the disk {export} from hob, name the disk: 'hob detach {1} {0}'",
-        device.label,
-        target.text
+        "hob has no record of an attachment, and QEMU uses hob's disk {}. If this is a disk of this VM, name it, to \
+         return the VM to the image and to remove the disk from hob: 'hob detach {} {}'",
+        uses.join(" and "),
+        target.text,
+        names.join(" ")
+    )
+}
+
+/// Returns the message for an NBD export that is not a disk of the daemon.
+fn absent(found: &Connected) -> anyhow::Error {
+    let Connected { device, export, socket, .. } = found;
+    anyhow!(
+        "{}: QEMU is connected to the NBD export {export} at {socket}, and the daemon has no disk of this name; choose its \
+         daemon with --control",
+        device.label
     )
 }
 
@@ -169,14 +213,7 @@ async fn check_complete(vm: &Vm, monitor: &mut Monitor, found: &Connected) -> an
 
 /// Returns hob's disk of a connected device, if the VM can use the disk's image instead.
 fn served<'a>(found: &Connected, disks: &'a [Disk]) -> anyhow::Result<&'a Disk> {
-    let Connected { device, export, socket, .. } = found;
-    let disk = disks.iter().find(|disk| disk.name == *export).with_context(|| {
-        format!(
-            "{}: QEMU is connected to the NBD export {export} at {socket}, and the daemon has no disk of this name; \
-             choose its daemon with --control",
-            device.label
-        )
-    })?;
+    let disk = disks.iter().find(|disk| disk.name == found.export).ok_or_else(|| absent(found))?;
     let is_raw = disk.format.as_deref().is_none_or(|format| format == "raw");
     let reason = match disk {
         disk if !disk.backing.starts_with('/') => "its backing is not a file or block device of this host",
@@ -198,8 +235,8 @@ fn refusal(found: &Connected, disk: &Disk) -> String {
 }
 
 /// Checks that the process that listens on the NBD socket is the daemon that answers on the control
-/// socket. Another daemon may have a disk of the same name.
-async fn check_socket(client: &Client, found: &Connected) -> anyhow::Result<()> {
+/// socket. Another daemon may have a disk of the same name. Returns the daemon's process id.
+async fn check_socket(client: &Client, found: &Connected) -> anyhow::Result<i32> {
     let Connected { device, export, socket, .. } = found;
     let label = &device.label;
     let Endpoint::Unix(control) = client.endpoint() else {
@@ -208,22 +245,36 @@ async fn check_socket(client: &Client, found: &Connected) -> anyhow::Result<()> 
              its control socket (--control unix:PATH)"
         );
     };
-    let server = listener(Path::new(socket)).await?;
-    if server.is_none() || server != listener(control).await? {
+    let (server, daemon) = (listener(Path::new(socket)).await?, listener(control).await?);
+    let Some(daemon) = known_process(daemon) else {
+        bail!(
+            "{label}: hob cannot see the process of the daemon at {}, which may run in a container; run this command where \
+             the daemon runs",
+            control.display()
+        );
+    };
+    if server != Some(daemon) {
         bail!(
             "{label}: QEMU is connected to the disk {export} at {socket}, and the daemon at {} does not listen there; \
              choose its daemon with --control",
             control.display()
         );
     }
-    Ok(())
+    Ok(daemon)
 }
 
-/// Checks that hob's disk has one client, which must be the VM.
-async fn check_clients(client: &Client, found: &Connected) -> anyhow::Result<()> {
+/// Checks that hob's disk has one client, which is QEMU. `qemu` and `daemon` are processes as this
+/// command sees them.
+async fn check_client(
+    client: &Client,
+    found: &Connected,
+    qemu: Option<i32>,
+    daemon: i32,
+) -> anyhow::Result<()> {
     let Connected { device, export, .. } = found;
     let change = PlannedChange::Remove { discard_dirty: false };
-    let clients = client.preview(export, &change).await.map_err(explain)?.clients;
+    let preview = client.preview(export, &change).await.map_err(explain)?;
+    let clients = preview.clients;
     if clients != 1 {
         bail!(
             "{}: {clients} clients are connected to hob's disk {export}, and without a record of the attachment it must \
@@ -232,7 +283,44 @@ async fn check_clients(client: &Client, found: &Connected) -> anyhow::Result<()>
             device.label
         );
     }
-    Ok(())
+    let mismatch = match has_same_processes(daemon) {
+        true => mismatch(qemu, &preview.client_pids),
+        false => Some("the daemon's process id namespace is another one, or unknown".to_owned()),
+    };
+    let Some(reason) = mismatch else { return Ok(()) };
+    bail!(
+        "{}: hob cannot verify that the client of its disk {export} is this VM: {reason}. If another VM uses the disk, detach \
+         the disk there. Otherwise stop this VM, run 'hob disk remove {export}', and start the VM with its image",
+        device.label
+    )
+}
+
+/// Returns the reason why the only client of a disk may not be QEMU; `None` if it is QEMU. `clients`
+/// has the process ids of the clients, as far as they are known.
+fn mismatch(qemu: Option<i32>, clients: &[u32]) -> Option<String> {
+    let Some(qemu) = known_process(qemu) else {
+        return Some("the process id of QEMU is unknown".to_owned());
+    };
+    match clients {
+        [client] if i64::from(*client) == i64::from(qemu) => None,
+        [client] => Some(format!("the client is the process {client}, and QEMU is the process {qemu}")),
+        _ => Some(
+            "the process id of the client is unknown, as of a client outside the daemon's container"
+                .to_owned(),
+        ),
+    }
+}
+
+/// Returns a process id of SO_PEERCRED if it is one. 0 means a process outside this process's
+/// namespace.
+fn known_process(pid: Option<i32>) -> Option<i32> {
+    pid.filter(|pid| *pid > 0)
+}
+
+/// Returns true if a process has the process id namespace of this command.
+fn has_same_processes(pid: i32) -> bool {
+    let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/pid")).ok();
+    namespace("self").is_some_and(|own| namespace(&pid.to_string()) == Some(own))
 }
 
 /// Returns the process that listens on a Unix socket.
@@ -255,6 +343,7 @@ fn definition(persistent: &Persistent, record: &Record) -> anyhow::Result<Option
 #[cfg(test)]
 mod tests {
     use super::super::graph::Device;
+    use super::super::record::example;
     use super::*;
 
     fn found(is_attached: bool) -> Connected {
@@ -276,21 +365,50 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_of_the_start_must_be_named() {
-        let chosen = |is_attached, names: &[&str]| {
-            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-            is_chosen(&found(is_attached), &names, &[disk()])
-        };
-        assert!(chosen(true, &[]) && !chosen(false, &[]));
+    fn a_disk_without_a_record_must_be_named() {
+        let named = |name: &str| is_named(&found(true), &[name.to_owned()], &[disk()]);
         for name in ["vda", "web-vda", "/srv/web.img", "/machine/peripheral/vda/virtio-backend"] {
-            assert!(chosen(false, &[name]), "{name}");
+            assert!(named(name), "{name}");
         }
-        assert!(!chosen(true, &["vdb"]));
+        assert!(!named("vdb"));
         assert!(is_hobs(&found(true), &[]) && is_hobs(&found(false), &[disk()]));
         assert!(!is_hobs(&found(false), &[]), "another NBD server");
         let target: Target = "qmp:/nowhere/web.qmp".parse().unwrap();
-        let error = of_start(&found(false), &target).to_string();
-        assert!(error.contains("'hob detach qmp:/nowhere/web.qmp vda'"), "{error}");
+        let other = Connected { export: "web-vdb".to_owned(), ..found(true) };
+        let disks = [disk(), Disk { name: "web-vdb".to_owned(), ..disk() }];
+        let error = unnamed(&[found(true), other], &disks, &target).to_string();
+        assert!(error.contains("'hob detach qmp:/nowhere/web.qmp web-vda web-vdb'"), "{error}");
+        assert!(error.contains("web-vda (image /srv/web.img)"), "{error}");
+        let error = unnamed(&[found(true)], &[], &target).to_string();
+        assert!(error.contains("has no disk of this name"), "{error}");
+    }
+
+    /// The record of another VM, or of this VM by another name, stays valid.
+    #[test]
+    fn a_disk_with_the_record_of_another_name_is_refused() {
+        let other = Record { disk: "web-vdb".to_owned(), ..example() };
+        check_unrecorded(&found(true), std::slice::from_ref(&other)).unwrap();
+        let error = check_unrecorded(&found(true), &[other, example()]).unwrap_err().to_string();
+        assert!(error.contains("as the disk vda of qmp:/run/web.qmp"), "{error}");
+        assert!(error.contains("run 'hob detach qmp:/run/web.qmp'") && !error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn only_qemu_may_be_the_client() {
+        assert_eq!(mismatch(Some(7), &[7]), None);
+        for (qemu, clients, reason) in [
+            (None, vec![7], "of QEMU is unknown"),
+            (Some(0), vec![0], "of QEMU is unknown"),
+            (Some(7), vec![8], "the client is the process 8, and QEMU is the process 7"),
+            (Some(7), vec![], "of the client is unknown"),
+            (Some(7), vec![7, 8], "of the client is unknown"),
+        ] {
+            let found = mismatch(qemu, &clients).unwrap();
+            assert!(found.contains(reason), "{qemu:?} {clients:?}: {found}");
+        }
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert!(has_same_processes(own) && !has_same_processes(0));
+        assert_eq!((known_process(Some(0)), known_process(Some(own))), (None, Some(own)));
     }
 
     #[test]
@@ -333,7 +451,8 @@ mod tests {
         let found = Connected { socket: nbd.display().to_string(), ..found(true) };
         runtime.block_on(async {
             let client = Client::new(Endpoint::Unix(control), None);
-            check_socket(&client, &found).await.unwrap();
+            let daemon = check_socket(&client, &found).await.unwrap();
+            assert_eq!(u32::try_from(daemon), Ok(std::process::id()));
             let gone = Connected { socket: "/nowhere/nbd.sock".to_owned(), ..found.clone() };
             let error = check_socket(&client, &gone).await.unwrap_err().to_string();
             assert!(error.contains("cannot connect to /nowhere/nbd.sock"), "{error}");
@@ -365,6 +484,6 @@ mod tests {
         // An earlier detachment has given this name to the image's node.
         check_absent("hob-0b1c2d3e-image", "file").unwrap();
         let error = check_absent("hob-0b1c2d3e", "nbd").unwrap_err().to_string();
-        assert!(error.contains("Run 'hob detach' for this VM first"), "{error}");
+        assert!(error.contains("Run 'hob detach' for this disk first"), "{error}");
     }
 }

@@ -22,6 +22,10 @@ const REPEATED: [&str; 9] = [
     "detect-zeroes",
 ];
 
+/// Maximum number of names in a key such as `file.cache.direct`. QEMU's process controls its command
+/// line, and functions call themselves once for each name.
+const KEY_NAMES_MAX: usize = 64;
+
 /// Drivers whose `blockdev-reopen` requires the name of the backing file.
 const WITH_BACKING: [&str; 4] = ["qcow2", "qcow", "qed", "vmdk"];
 
@@ -96,7 +100,7 @@ fn passes_discards(drive: &Value) -> bool {
     matches!(drive["discard"].as_str(), Some("unmap" | "on"))
 }
 
-/// Parses options in JSON, or as `key=value,…`.
+/// Parses options in JSON, or as `key=value,…`. Returns null for options that are too deep.
 fn parse(text: &str) -> Value {
     if text.trim_start().starts_with('{') {
         return serde_json::from_str(text).unwrap_or_default();
@@ -110,6 +114,9 @@ fn parse(text: &str) -> Value {
             None if index == 0 => ("driver".to_owned(), part),
             None => continue,
         };
+        if key.split('.').nth(KEY_NAMES_MAX).is_some() {
+            return Value::Null;
+        }
         let value = match (key.as_str(), value.as_str()) {
             (
                 "filename" | "node-name" | "driver" | "file" | "backing" | "discard" | "detect-zeroes"
@@ -274,6 +281,20 @@ mod tests {
             let found = given_image(&line, &|file: &str| file == "/a");
             let found = found.map(|options| (options["node-name"].clone(), options["discard"].clone()));
             assert_eq!(found, expected, "{option} {value}");
+        }
+    }
+
+    /// The process whose command line hob reads may be hostile.
+    #[test]
+    fn options_that_are_too_deep_are_ignored() {
+        let given = |names: usize| {
+            let deep = "file.".repeat(names - 1);
+            let value = format!("driver=raw,{deep}filename=/a");
+            given_image(&["qemu", "-blockdev", &value].map(str::to_owned), &|file: &str| file == "/a")
+        };
+        assert!(given(KEY_NAMES_MAX).is_some());
+        for names in [KEY_NAMES_MAX + 1, 26_000] {
+            assert_eq!(given(names), None, "{names}");
         }
     }
 

@@ -231,8 +231,8 @@ fn read(path: &Path) -> anyhow::Result<Option<Record>> {
     // The version comes first: another version may have other fields.
     let version = serde_json::from_str::<Value>(&text).ok().and_then(|record| record["version"].as_u64());
     let advice = format!(
-        "If no other version of hob can read this record, rename it to {}.bad, and repeat the command: 'hob detach' \
-         works without the record while the VM runs",
+        "If no other version of hob can read this record, rename it to {}.bad. Then 'hob detach TARGET DISK' works without \
+         the record while the VM runs",
         path.display()
     );
     match version {

@@ -35,7 +35,7 @@ pub(super) struct Vm {
     command_line: Vec<String>,
     directory: Option<PathBuf>,
     /// Process id of QEMU, if it is known.
-    pid: Option<i32>,
+    pub(super) pid: Option<i32>,
 }
 
 impl Vm {
@@ -94,7 +94,10 @@ impl Vm {
                 device.label == *name
                     || device.backend == *name
                     || self.graph.chain(&device.backend).is_ok_and(|chain| {
-                        chain.iter().any(|node| node == name || self.graph.nodes[node].file == *name)
+                        chain.iter().any(|node| {
+                            let file = self.graph.nodes.get(node).map(|found| &found.file);
+                            node == name || file == Some(name)
+                        })
                     })
             };
             let known = || devices.iter().map(|device| device.label.as_str()).collect::<Vec<_>>().join(", ");

@@ -72,7 +72,7 @@ impl Vm {
             label: device.label.clone(),
             backend: device.backend.clone(),
             file: file.clone(),
-            format: graph.nodes[top].driver.clone(),
+            format: graph.node(top)?.driver.clone(),
             method,
             cache: wanted.cache.clone(),
             node: hobs,
@@ -86,8 +86,9 @@ impl Vm {
 
     /// Returns the image file of a node, which QEMU must have open.
     fn file(&self, node: &str) -> anyhow::Result<Image> {
-        lost_record::check_absent(node, &self.graph.nodes[node].driver)?;
-        let node = &self.graph.nodes[node];
+        let name = node;
+        let node = self.graph.node(name)?;
+        lost_record::check_absent(name, &node.driver)?;
         if !matches!(node.driver.as_str(), "file" | "host_device") {
             bail!(
                 "QEMU opens {} with the driver '{}'; only files and block devices can be attached. 'hob disk add' \
@@ -147,7 +148,7 @@ impl Vm {
         file: &str,
         disk: &str,
     ) -> anyhow::Result<(Vec<Value>, Option<Value>)> {
-        let node = &self.graph.nodes[image];
+        let node = self.graph.node(image)?;
         let open = |name: &str| of_image(node, file, image, name, &self.command_line);
         Ok(match (method, parent) {
             (Method::Mirror, Some(root)) => {

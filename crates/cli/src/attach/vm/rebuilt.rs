@@ -23,7 +23,8 @@ pub(in crate::attach) struct Connected {
     /// Name of the NBD export. If the server is hob, it is the name of hob's disk.
     pub(in crate::attach) export: String,
     pub(in crate::attach) socket: String,
-    /// True if `hob attach` connected the running VM: it chose the name of the NBD node.
+    /// True if the NBD node has the name that `hob attach` gives to its nodes. This is no evidence if
+    /// the guest controls QEMU.
     pub(in crate::attach) is_attached: bool,
 }
 

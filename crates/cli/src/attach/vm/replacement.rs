@@ -17,7 +17,7 @@ const FORMATS: [&str; 4] = ["raw", "file", "host_device", "qcow2"];
 impl Vm {
     /// Refuses an image whose file hob cannot serve alone, or whose maximum size hob cannot find out.
     pub(super) fn check_format(&self, node: &str) -> anyhow::Result<()> {
-        let Node { driver, info, .. } = &self.graph.nodes[node];
+        let Node { driver, info, .. } = self.graph.node(node)?;
         if !FORMATS.contains(&driver.as_str()) {
             bail!(
                 "QEMU opens the image with the driver '{driver}'; only raw and qcow2 images can be attached. 'qemu-img \
@@ -40,7 +40,10 @@ impl Vm {
         device: &Device,
         wanted: Option<Method>,
     ) -> anyhow::Result<Method> {
-        let is_raw = parent.is_none_or(|parent| self.graph.nodes[parent].driver == "raw");
+        let is_raw = match parent {
+            Some(parent) => self.graph.node(parent)?.driver == "raw",
+            None => true,
+        };
         let is_named = parent.is_some_and(|parent| !is_made_up(parent));
         let possible: Vec<Method> = [
             (Method::Reopen, is_named),
@@ -75,7 +78,7 @@ impl Vm {
         if method != Method::Reopen {
             return Ok(None);
         }
-        let node = &self.graph.nodes[parent];
+        let node = self.graph.node(parent)?;
         let is_given = given_options(&self.command_line, parent).is_some();
         if !is_given && let Some(option) = not_repeatable(node) {
             bail!(
@@ -90,7 +93,7 @@ impl Vm {
     /// Refuses a format node that the method `mirror` cannot replace.
     pub(super) fn check_mirrored(&self, root: &str) -> anyhow::Result<()> {
         self.check_replaceable(root)?;
-        if let Some(option) = not_repeatable(&self.graph.nodes[root]) {
+        if let Some(option) = not_repeatable(self.graph.node(root)?) {
             bail!(
                 "QEMU opens the image with the option '{option}', which the method 'mirror' cannot keep. Start \
                  the VM with '-blockdev' and a 'node-name' for each node"
@@ -107,7 +110,7 @@ impl Vm {
             );
         }
         let bitmaps =
-            self.graph.nodes[root].info["dirty-bitmaps"].as_array().is_some_and(|list| !list.is_empty());
+            self.graph.node(root)?.info["dirty-bitmaps"].as_array().is_some_and(|list| !list.is_empty());
         if bitmaps {
             bail!(
                 "the node {root} has dirty bitmaps for backups, which would be lost. Remove them with \
@@ -154,5 +157,21 @@ mod tests {
             method(Some(Method::Reopen)).unwrap_err().to_string(),
             "vda: '--method reopen' is not possible for this disk; possible: mirror"
         );
+    }
+
+    /// QEMU names the nodes in one QMP command, and describes them in another.
+    #[test]
+    fn a_node_that_qemu_does_not_describe_is_refused() {
+        let vm = empty_vm("web");
+        let device =
+            Device { backend: "vda".to_owned(), label: "vda".to_owned(), read_only: false, removable: false };
+        let gone = "gone".to_owned();
+        for error in [
+            vm.check_format(&gone).unwrap_err(),
+            vm.method(Some(&gone), 1, &device, None).unwrap_err(),
+            vm.reopened(&gone, Method::Reopen).unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("has just removed the node gone"), "{error}");
+        }
     }
 }

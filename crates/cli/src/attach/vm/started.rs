@@ -50,7 +50,7 @@ impl Vm {
         let mut driver = "raw";
         if let Some(parent) = parent {
             self.check_format(parent)?;
-            driver = &graph.nodes[parent].driver;
+            driver = &graph.node(parent)?.driver;
         }
         // A guest with another driver sees other data than with the image's own format.
         let is_raw = |driver: &str| matches!(driver, "raw" | "file" | "host_device");

@@ -130,6 +130,7 @@ fn a_disk_with_clients_is_removed_only_if_they_may_be_disconnected() {
             (preview.clients, preview.effects.as_slice()),
             (2, &["vm: 2 clients are disconnected".to_owned()][..])
         );
+        assert_eq!(preview.client_pids, [std::process::id(); 2]);
     });
 }
 
