@@ -149,6 +149,14 @@ fn bring_back(dir: &Path, name: &str) {
     std::fs::rename(dir.join(format!("{name}.away")), dir.join(name)).unwrap();
 }
 
+/// Creates services that open backings with these options.
+pub(super) fn services_with(options: BackingOptions) -> (Arc<Services>, FakeShard) {
+    let (handle, shard) = FakeShard::start();
+    let services = Services::new(vec![handle], Exports::default(), options, Store::Memory);
+    services.registry.set_restored();
+    (services, shard)
+}
+
 fn services(store: Store) -> (Arc<Services>, FakeShard) {
     let (services, shard) = not_started(store);
     services.registry.set_restored();

@@ -69,12 +69,9 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::exports::Exports;
-    use crate::fake_shard::FakeShard;
     use crate::hardware::BackingOptions;
-    use crate::services::Services;
-    use crate::services::tests::Bench;
-    use crate::state::{DiskState, Store};
+    use crate::services::tests::{Bench, services_with};
+    use crate::state::DiskState;
 
     #[test]
     fn an_opening_waits_for_a_turn_of_the_disks_speed() {
@@ -104,10 +101,8 @@ mod tests {
 
     /// Opens a disk whose backing is an NBD export on this socket, and returns the speed.
     async fn open(socket: &Path) -> OpeningSpeed {
-        let (handle, _shard) = FakeShard::start();
         let options = BackingOptions { connect_max: 2 * USUAL_MAX, ..BackingOptions::default() };
-        let services = Services::new(vec![handle], Exports::default(), options, Store::Memory);
-        services.registry.set_restored();
+        let (services, _shard) = services_with(options);
         let backing = format!("nbd+unix:///vm?socket={}", socket.display());
         drop(services.disks.enter(DiskState::new("vm".to_owned(), backing, false), None).unwrap());
         let speed = || services.registry.inner().disk("vm").unwrap().opening_speed;
