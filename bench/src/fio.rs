@@ -48,6 +48,22 @@ pub(crate) enum Target {
     VhostUser(PathBuf, DriverKind),
 }
 
+/// NBD clients that run at the same time.
+#[derive(Debug)]
+pub(crate) struct Clients<'a> {
+    /// URIs of the exports.
+    pub(crate) uris: &'a [String],
+    /// Number of connections to each export. Each connection has the queue depth of the workload.
+    pub(crate) connections: u32,
+    /// Start of the range of all requests, bytes.
+    pub(crate) offset: u64,
+    /// Length of this range, bytes.
+    pub(crate) size: u64,
+}
+
+/// Maximum time of a run that ends after a fixed number of requests.
+const ONCE_MAX: Duration = Duration::from_secs(600);
+
 /// Results of one fio run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Figures {
@@ -78,7 +94,43 @@ pub(crate) fn read_once(target: &Target, size: u64, interrupt: &Interrupt) -> Re
     if let Target::VhostUser(socket, driver) = target {
         return super::vhost::run(socket, *driver, &workload, size, None, interrupt);
     }
-    call(target, &workload, size, &[], Duration::from_secs(600), interrupt)
+    call(target, &workload, size, &[], ONCE_MAX, interrupt)
+}
+
+/// Runs `workload` with all clients for `time`, or without a time until each client has read or
+/// written its range once. Returns the totals of the clients. fio's job file is written to `file`.
+pub(crate) fn run_clients(
+    clients: &Clients<'_>,
+    workload: &Workload,
+    time: Option<Duration>,
+    file: &Path,
+    interrupt: &Interrupt,
+) -> Result<Figures> {
+    std::fs::write(file, job_file(clients, workload, time))
+        .with_context(|| format!("write {}", file.display()))?;
+    let mut command = Command::new("/usr/bin/env");
+    command.args(["fio", "--output-format=json"]).arg(file);
+    let time_max = time.map_or(ONCE_MAX, |time| time * 5 + Duration::from_secs(60));
+    finish(&mut command, workload, "the NBD exports", time_max, interrupt)
+}
+
+/// Returns fio's job file for these clients. fio reports the clients as one group.
+fn job_file(clients: &Clients<'_>, workload: &Workload, time: Option<Duration>) -> String {
+    let mut text = format!(
+        "[global]\nioengine=nbd\nrw={}\nbs={}\niodepth={}\nnumjobs={}\noffset={}\nsize={}\n\
+         randrepeat=0\nnorandommap\nlat_percentiles=1\ngroup_reporting\n",
+        workload.rw, workload.block, workload.depth, clients.connections, clients.offset, clients.size
+    );
+    if let Some(time) = time {
+        text += &format!("time_based\nruntime={}ms\n", time.as_millis());
+    }
+    if workload.flushes {
+        text += "fsync=1\n";
+    }
+    for (number, uri) in clients.uris.iter().enumerate() {
+        text += &format!("[client{number}]\nuri={uri}\n");
+    }
+    text
 }
 
 fn call(
@@ -116,13 +168,24 @@ fn call(
         }
         Target::VhostUser(..) => unreachable!("done without fio"),
     };
-    let mut fio = Process::start("fio", &mut command).context("start fio")?;
+    finish(&mut command, workload, &format!("{target:?}"), time_max, interrupt)
+}
+
+/// Runs fio until it ends, and returns the results. `on` is the target in messages.
+fn finish(
+    command: &mut Command,
+    workload: &Workload,
+    on: &str,
+    time_max: Duration,
+    interrupt: &Interrupt,
+) -> Result<Figures> {
+    let mut fio = Process::start("fio", command).context("start fio")?;
     let output = fio.finish(time_max);
     interrupt.check()?;
     if !output.success() {
-        bail!("fio on {target:?}: {:?}\n{}", output.status, output.all());
+        bail!("fio on {on}: {:?}\n{}", output.status, output.all());
     }
-    figures(&output.stdout, workload).with_context(|| format!("fio on {target:?} said: {}", output.stdout))
+    figures(&output.stdout, workload).with_context(|| format!("fio on {on} said: {}", output.stdout))
 }
 
 fn figures(report: &str, workload: &Workload) -> Result<Figures> {
@@ -149,4 +212,25 @@ pub(crate) fn direct_works(dir: &Path) -> bool {
     let opened = rustix::fs::open(&path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty()).is_ok();
     let _ = std::fs::remove_file(&path);
     made && opened
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_export_is_a_job_of_one_group() {
+        let uris = ["a", "b"].map(|name| format!("nbd+unix:///{name}?socket=/s"));
+        let clients = Clients { uris: &uris, connections: 2, offset: 8192, size: 65536 };
+        let reads = Workload { name: "r", rw: "randread", block: "4k", depth: 16, flushes: false };
+        let text = job_file(&clients, &reads, Some(Duration::from_millis(300)));
+        let job = |name: char, uri: &str| text.contains(&format!("[client{name}]\nuri={uri}\n"));
+        assert!(job('0', &uris[0]) && job('1', &uris[1]), "{text}");
+        for line in
+            ["iodepth=16", "numjobs=2", "offset=8192", "size=65536", "runtime=300ms", "group_reporting"]
+        {
+            assert_eq!(text.lines().filter(|it| *it == line).count(), 1, "{line}: {text}");
+        }
+        assert!(!job_file(&clients, &reads, None).contains("time_based"));
+    }
 }

@@ -10,6 +10,7 @@ mod policies;
 mod qos;
 mod rbd;
 mod report;
+mod scaling;
 mod server;
 mod small_writes;
 mod traces;
@@ -49,6 +50,9 @@ enum Bench {
     Qos(qos::Arguments),
     /// Compare a disk on Ceph RBD, with and without a cache, with librbd on a local cluster
     Rbd(rbd::Arguments),
+    /// Measure how speed, CPU time, memory and recovery depend on the cache size, the number of
+    /// disks and connections, dirty data and the block size
+    Scaling(scaling::Arguments),
     /// Measure small and unaligned changes under write-back on a slow backing
     SmallWrites(small_writes::Arguments),
 }
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Bench::Policies(arguments) => policies::run(&arguments),
         Bench::Qos(arguments) => qos::run(&arguments),
         Bench::Rbd(arguments) => rbd::run(&arguments),
+        Bench::Scaling(arguments) => scaling::run(&arguments),
         Bench::SmallWrites(arguments) => small_writes::run(&arguments),
     };
     match result {

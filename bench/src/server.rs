@@ -273,13 +273,7 @@ impl Server {
 
     /// Returns the user and system CPU time of the server and all its child processes.
     pub(crate) fn cpu(&self) -> Result<Option<Duration>> {
-        let Some(process) = &self.process else { return Ok(None) };
-        let mut ticks = 0;
-        for pid in std::iter::once(process.pid()).chain(descendants(process.pid())) {
-            ticks += cpu_ticks(pid)?;
-        }
-        let seconds = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
-        Ok(Some(Duration::from_secs_f64(seconds)))
+        self.process.as_ref().map(|process| cpu(process.pid())).transpose()
     }
 
     /// Returns hob's counters, or `None` for other servers.
@@ -298,6 +292,16 @@ fn serve(binary: &Path, dir: &Path, data: &Path, cache_bytes: u64) -> (Command, 
     command.arg("serve").arg("--disk").arg(data).arg("--pool").arg(dir.join("hob.pool"));
     command.args(["--size", &cache_bytes.to_string(), "--block-size", "4K", "--control", &control]);
     (command, control)
+}
+
+/// Returns the user and system CPU time of a process and all its child processes.
+pub(crate) fn cpu(pid: u32) -> Result<Duration> {
+    let mut ticks = 0;
+    for pid in std::iter::once(pid).chain(descendants(pid)) {
+        ticks += cpu_ticks(pid)?;
+    }
+    let seconds = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+    Ok(Duration::from_secs_f64(seconds))
 }
 
 /// Returns `utime + stime` of a process, including threads that have ended: fields 14 and 15 of

@@ -124,8 +124,14 @@ impl Stage {
     /// completes with fewer steps.
     #[track_caller]
     pub fn killed_after(&self, verb: &str, steps: u32) -> bool {
+        self.killed_after_with(verb, &[], steps)
+    }
+
+    /// Like [`Stage::killed_after`], with more arguments of the command.
+    #[track_caller]
+    pub fn killed_after_with(&self, verb: &str, more: &[&str], steps: u32) -> bool {
         let target = format!("qmp:{}", self.scratch.text("qmp.sock"));
-        let command = || self.command(&target, verb, &[]).env("HOB_ATTACH_STOP_AFTER", steps.to_string());
+        let command = || self.command(&target, verb, more).env("HOB_ATTACH_STOP_AFTER", steps.to_string());
         let start = Instant::now();
         let mut process = command().start();
         loop {

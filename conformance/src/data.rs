@@ -54,6 +54,16 @@ impl Noise {
     }
 }
 
+/// Returns `len` bytes, in which these numbers repeat in little-endian.
+#[must_use]
+pub fn repeated(numbers: &[u64], len: usize) -> Vec<u8> {
+    let once = numbers.iter().map(|number| number.to_le_bytes()).collect::<Vec<_>>().concat();
+    // In a build without optimization, an iterator over all bytes takes a hundred times as long.
+    let mut bytes = once.repeat(len.div_ceil(once.len()));
+    bytes.truncate(len);
+    bytes
+}
+
 /// Creates the file `path` with `len` bytes of noise and without holes.
 ///
 /// # Panics

@@ -253,6 +253,13 @@ impl Hob {
         run_client(&binary(), &self.control, args)
     }
 
+    /// Returns the disk, as `hob disk show` reports it.
+    #[must_use]
+    #[track_caller]
+    pub fn disk(&self) -> Value {
+        self.json(&["disk", "show", "disk"])
+    }
+
     /// Returns the disk's counters.
     #[must_use]
     #[track_caller]
@@ -287,7 +294,7 @@ impl Hob {
     #[must_use]
     #[track_caller]
     pub fn is_recorded(&self) -> bool {
-        self.json(&["disk", "show", "disk"])["recording"].is_object()
+        self.disk()["recording"].is_object()
     }
 
     /// Sends SIGTERM, and checks the end: status 0, sockets removed.
@@ -463,6 +470,20 @@ impl Daemon {
     pub fn number(&self, disk: &str, name: &str) -> u64 {
         let stats = self.stats(disk);
         stats.number(name).unwrap_or_else(|| panic!("no {name}: {}", stats.text())) as u64
+    }
+
+    /// Returns a disk, as `hob disk show` reports it.
+    #[must_use]
+    #[track_caller]
+    pub fn disk(&self, name: &str) -> Value {
+        self.json(&["disk", "show", name])
+    }
+
+    /// Returns a pool, as `hob pool show` reports it.
+    #[must_use]
+    #[track_caller]
+    pub fn pool(&self, name: &str) -> Value {
+        self.json(&["pool", "show", name])
     }
 
     /// Returns the disks, as `hob disk list -o json` prints them.

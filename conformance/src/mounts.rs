@@ -2,6 +2,7 @@
 //! that remained would block every process that accesses it.
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -52,11 +53,11 @@ pub struct FreeLoops {
 }
 
 impl FreeLoops {
-    #[track_caller]
-    fn lock() -> Self {
-        let control = File::open("/dev/loop-control").expect("the kernel has loop devices");
-        rustix::fs::flock(&control, rustix::fs::FlockOperation::LockExclusive).expect("a lock");
-        Self { _locked: control }
+    /// Waits for the lock. Returns an error if the kernel has no loop devices.
+    fn lock() -> io::Result<Self> {
+        let control = File::open("/dev/loop-control")?;
+        rustix::fs::flock(&control, rustix::fs::FlockOperation::LockExclusive)?;
+        Ok(Self { _locked: control })
     }
 }
 
@@ -71,10 +72,20 @@ impl Loop {
     #[must_use]
     #[track_caller]
     pub fn on(file: &Path, direct: bool) -> Self {
+        Self::try_on(file, direct).unwrap_or_else(|e| panic!("a loop device on {}: {e}", file.display()))
+    }
+
+    /// Creates a loop device like [`on`](Self::on). losetup must be installed.
+    ///
+    /// # Errors
+    /// Returns an error if the kernel has no loop devices, or the output of losetup if it fails.
+    pub fn try_on(file: &Path, direct: bool) -> io::Result<Self> {
         let direct = if direct { "--direct-io=on" } else { "--direct-io=off" };
         let tool = Tool::new("losetup").args(["--find", "--show", direct]).arg(file);
-        let _free = FreeLoops::lock();
-        Self { device: tool.limit(MOUNT_MAX).run().trim().to_owned() }
+        let _free = FreeLoops::lock()?;
+        // Ctrl-C must not end losetup after it has created a device whose name is not known yet.
+        let device = tool.in_own_group().limit(MOUNT_MAX).try_run()?;
+        Ok(Self { device: device.trim().to_owned() })
     }
 
     /// Detaches the device from its file. If a program has the device open, the device works until
@@ -82,7 +93,7 @@ impl Loop {
     #[must_use]
     #[track_caller]
     pub fn detach(&self) -> FreeLoops {
-        let free = FreeLoops::lock();
+        let free = FreeLoops::lock().expect("the kernel has loop devices");
         Tool::new("losetup").args(["--detach", &self.device]).limit(MOUNT_MAX).run();
         free
     }
@@ -120,7 +131,9 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        let _ = Tool::new("losetup").args(["--detach", &self.device]).limit(MOUNT_MAX).output();
+        // A second Ctrl-C must not leave the device.
+        let detach = Tool::new("losetup").args(["--detach", &self.device]).in_own_group();
+        let _ = detach.limit(MOUNT_MAX).output();
     }
 }
 
@@ -142,5 +155,15 @@ impl Mounted<'_> {
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
         let _ = Tool::new("umount").arg("-l").arg(&self.at).limit(MOUNT_MAX).output();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_device_that_cannot_be_created_is_an_error() {
+        Loop::try_on(Path::new("/nowhere"), false).unwrap_err();
     }
 }

@@ -292,6 +292,20 @@ pub fn read_range(client: &mut Client, range: Range<u64>) -> Vec<u8> {
     bytes
 }
 
+/// Reads a range of a disk in requests of 1 MiB. The length of the range is a multiple of 1 MiB.
+///
+/// # Panics
+/// Panics if a read fails.
+#[track_caller]
+pub fn read_mibs(client: &mut Client, range: Range<u64>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for at in range.step_by(MIB as usize) {
+        let data = client.read(at, MIB as u32).unwrap_or_else(|e| panic!("read at {at}: {e}"));
+        bytes.extend_from_slice(&data);
+    }
+    bytes
+}
+
 /// Returns the bytes of a request's header.
 #[must_use]
 pub fn request(flags: u16, command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -56,19 +57,20 @@ impl Process {
     /// # Errors
     /// Returns an error if the program cannot be started.
     pub fn start(name: &str, command: &mut Command) -> std::io::Result<Self> {
+        Self::spawn(name, &mut wrapped(command))
+    }
+
+    /// Starts `command` like [`start`](Self::start), in a process group of its own. So Ctrl-C in the
+    /// terminal does not end the child.
+    ///
+    /// # Errors
+    /// Returns an error if the program cannot be started.
+    pub fn start_in_own_group(name: &str, command: &mut Command) -> std::io::Result<Self> {
+        Self::spawn(name, wrapped(command).process_group(0))
+    }
+
+    fn spawn(name: &str, wrapped: &mut Command) -> std::io::Result<Self> {
         let (stdout, stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
-        // setpriv (util-linux) asks the kernel for the signal and then becomes the program: same pid.
-        let mut wrapped = Command::new(crate::tool::find("setpriv"));
-        wrapped.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
-        for (key, value) in command.get_envs() {
-            match value {
-                Some(value) => wrapped.env(key, value),
-                None => wrapped.env_remove(key),
-            };
-        }
-        if let Some(dir) = command.get_current_dir() {
-            wrapped.current_dir(dir);
-        }
         let child =
             wrapped.stdin(Stdio::null()).stdout(stdout.try_clone()?).stderr(stderr.try_clone()?).spawn()?;
         Ok(Self { name: name.to_owned(), child, stdout, stderr, gone: None })
@@ -172,6 +174,23 @@ impl Drop for Process {
     }
 }
 
+/// Returns a command like `command` whose process the kernel kills when the calling thread ends.
+fn wrapped(command: &Command) -> Command {
+    // setpriv (util-linux) asks the kernel for the signal and then becomes the program: same pid.
+    let mut wrapped = Command::new(crate::tool::find("setpriv"));
+    wrapped.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
+    for (key, value) in command.get_envs() {
+        match value {
+            Some(value) => wrapped.env(key, value),
+            None => wrapped.env_remove(key),
+        };
+    }
+    if let Some(dir) = command.get_current_dir() {
+        wrapped.current_dir(dir);
+    }
+    wrapped
+}
+
 /// Returns the process ids of all present descendants of `pid`.
 #[must_use]
 pub fn descendants(pid: u32) -> Vec<u32> {
@@ -231,4 +250,22 @@ fn contents(file: &File) -> String {
 fn tail(text: &str, lines: usize) -> String {
     let all: Vec<&str> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{getpgid, getpgrp};
+
+    use super::*;
+
+    #[test]
+    fn a_process_in_its_own_group_is_not_in_that_of_the_terminal() {
+        let mut command = Command::new(crate::tool::find("sleep"));
+        command.arg("60");
+        let shared = Process::start("sleep", &mut command).unwrap();
+        let own = Process::start_in_own_group("sleep", &mut command).unwrap();
+        let [of_shared, of_own] = [&shared, &own].map(|process| Pid::from_child(&process.child));
+        assert_eq!(getpgid(Some(of_shared)), Ok(getpgrp()));
+        assert_eq!(getpgid(Some(of_own)), Ok(of_own));
+    }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::data::noise_file;
 use crate::hob::Daemon;
 use crate::nbd_client::{Address, Client};
 
@@ -56,6 +57,29 @@ impl Scratch {
     #[must_use]
     pub fn text(&self, name: &str) -> String {
         text(&self.path(name))
+    }
+
+    /// Reads a file inside the directory.
+    ///
+    /// # Panics
+    /// Panics if the file cannot be read.
+    #[must_use]
+    #[track_caller]
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        let path = self.path(name);
+        std::fs::read(&path).unwrap_or_else(|e| panic!("read {}: {e}", path.display()))
+    }
+
+    /// Creates a file with `len` bytes of noise inside the directory. Returns the content of the
+    /// file.
+    ///
+    /// # Panics
+    /// Panics if the file cannot be written.
+    #[must_use]
+    #[track_caller]
+    pub fn noise(&self, name: &str, len: u64, seed: u64) -> Vec<u8> {
+        noise_file(&self.path(name), len, seed);
+        self.read(name)
     }
 
     /// Returns the first lines of a hob.toml: the state directory, and the sockets `nbd.sock` and

@@ -1,5 +1,6 @@
 //! Runs third-party programs with a timeout, and reports all their output on failure.
 
+use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -34,14 +35,23 @@ pub struct Tool {
     name: String,
     command: Command,
     time_max: Duration,
+    start: Start,
 }
+
+/// A function that starts a program.
+type Start = fn(&str, &mut Command) -> io::Result<Process>;
 
 impl Tool {
     /// Creates a call of `program`, which must be installed.
     #[must_use]
     #[track_caller]
     pub fn new(program: &str) -> Self {
-        Self { name: program.to_owned(), command: Command::new(find(program)), time_max: TIME_MAX }
+        Self {
+            name: program.to_owned(),
+            command: Command::new(find(program)),
+            time_max: TIME_MAX,
+            start: Process::start,
+        }
     }
 
     /// Adds one argument.
@@ -73,6 +83,14 @@ impl Tool {
         self
     }
 
+    /// Runs the program in a process group of its own, so that Ctrl-C in the terminal does not end
+    /// the program.
+    #[must_use]
+    pub fn in_own_group(mut self) -> Self {
+        self.start = Process::start_in_own_group;
+        self
+    }
+
     /// Changes the time limit.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
@@ -84,14 +102,14 @@ impl Tool {
     #[must_use]
     #[track_caller]
     pub fn start(mut self) -> Process {
-        Process::start(&self.name, &mut self.command).unwrap_or_else(|e| panic!("start {}: {e}", self.name))
+        (self.start)(&self.name, &mut self.command).unwrap_or_else(|e| panic!("start {}: {e}", self.name))
     }
 
     /// Runs the program until it ends, with any result.
     #[must_use]
     #[track_caller]
     pub fn output(mut self) -> Output {
-        let mut process = Process::start(&self.name, &mut self.command)
+        let mut process = (self.start)(&self.name, &mut self.command)
             .unwrap_or_else(|e| panic!("start {}: {e}", self.name));
         process.finish(self.time_max)
     }
@@ -107,6 +125,19 @@ impl Tool {
         let output = self.output();
         assert!(output.success(), "{}", explain(&line, &output, time_max));
         output.stdout
+    }
+
+    /// Runs the program, and returns its standard output.
+    ///
+    /// # Errors
+    /// Returns an error with all output of the program if the program cannot be started, fails or
+    /// times out.
+    pub fn try_run(mut self) -> io::Result<String> {
+        let output = (self.start)(&self.name, &mut self.command)?.finish(self.time_max);
+        if output.success() {
+            return Ok(output.stdout);
+        }
+        Err(io::Error::other(explain(&format!("{:?}", self.command), &output, self.time_max)))
     }
 
     /// Runs the program, which must fail by itself. Returns standard output and standard error.

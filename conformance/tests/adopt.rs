@@ -73,7 +73,7 @@ impl Stage {
         stage.write(&mut guest, 100);
         let title = title(&stage.a);
         assert_eq!((&title["copy"], &title["dirty"]), (&"b".into(), &true.into()), "{title}");
-        assert!(stage.image() == stage.old, "it is in flash only");
+        assert!(stage.scratch.read("disk.img") == stage.old, "it is in flash only");
         stage
     }
 
@@ -90,13 +90,12 @@ impl Stage {
         self.written.read_all(&mut side.connect("vm"), DISK);
     }
 
-    fn image(&self) -> Vec<u8> {
-        std::fs::read(self.scratch.path("disk.img")).unwrap()
-    }
-
     #[track_caller]
     fn check_backing(&self) {
-        assert!(self.image() == self.written.data(), "the backing has everything, and nothing old");
+        assert!(
+            self.scratch.read("disk.img") == self.written.data(),
+            "the backing has everything, and nothing old"
+        );
     }
 
     /// Checks that etcd records the loss of the replica before the guest continues without the
@@ -185,9 +184,9 @@ fn a_returning_host_drops_the_data_of_a_failover() {
 fn a_failover_that_is_killed_halfway_restarts() {
     let mut stage = Stage::new();
     stage.a.kill();
-    wait_for("b to have begun", || stage.image() != stage.old);
+    wait_for("b to have begun", || stage.scratch.read("disk.img") != stage.old);
     stage.b.kill();
-    let image = stage.image();
+    let image = stage.scratch.read("disk.img");
     assert!(image != stage.written.data() && image != stage.old, "it was in the middle");
     // The flash of A is available again, but its data is outdated.
     stage.a.start();
@@ -215,7 +214,7 @@ fn a_copy_that_is_damaged_is_not_used_in_part() {
     wait_for("b to say so", || stage.b.reason("vm").contains("cannot be used"));
     let reason = stage.b.reason("vm");
     assert!(reason.contains("checksum") && reason.contains("--force"), "{reason}");
-    assert!(stage.image() == stage.old && !stage.b.serves("vm"), "the backing is as it was");
+    assert!(stage.scratch.read("disk.img") == stage.old && !stage.b.serves("vm"), "the backing is as it was");
     // A has all data.
     stage.a.start();
     stage.a.wait_until_serving("vm");

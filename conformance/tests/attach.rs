@@ -271,7 +271,7 @@ impl Stage {
     #[track_caller]
     fn assert_attached(&self) {
         let disk = self.given.disk();
-        let record = std::fs::read(self.scratch.path(&format!("records/{disk}.json"))).expect("a record");
+        let record = self.scratch.read(&format!("records/{disk}.json"));
         let record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
         assert_eq!(record["file"], self.file.as_str(), "{record}");
         let before = self.daemon().stats(disk);
@@ -423,7 +423,7 @@ fn all_disks_are_attached_with_default_caches_and_detached_one_by_one() {
     for (disk, size) in [("vda", "64 MiB"), ("vdb", "102 MiB")] {
         let line = format!("{disk}: the cache has {size} in pool fast, in the mode write-through");
         assert!(output.stderr.contains(&line), "no '{line}': {}", output.all());
-        let shown = stage.daemon().json(&["disk", "show", &format!("web-{disk}")]);
+        let shown = stage.daemon().disk(&format!("web-{disk}"));
         assert_eq!(shown["cache"]["mode"], "write-through", "{shown}");
     }
     stage.assert_disks(true, true);

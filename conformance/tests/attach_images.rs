@@ -36,7 +36,7 @@ fn a_vm_that_was_started_with_another_image_keeps_this_image() {
         let output = stage.run("attach", &[]);
         assert!(output.stderr.contains("is left over"), "{}", output.all());
         assert!(output.stderr.contains("16 MiB in pool fast"), "the settings are kept: {}", output.all());
-        let shown = stage.daemon.json(&["disk", "show", "web-vda"]);
+        let shown = stage.daemon.disk("web-vda");
         assert_eq!(shown["backing"], stage.scratch.text(second).as_str(), "{shown}");
         stage.write(3);
         stage.run("detach", &[]);
@@ -199,7 +199,7 @@ fn a_disk_with_a_client_that_is_no_block_node_keeps_its_cache() {
     let said = stage.refused("detach", &[]);
     assert!(said.contains("a client is connected to hob's disk web-vda"), "{said}");
     assert!(said.contains("stop the VM, and run 'hob detach --stopped"), "{said}");
-    let shown = stage.daemon.json(&["disk", "show", "web-vda"]);
+    let shown = stage.daemon.disk("web-vda");
     assert!(shown["cache"].is_object(), "the cache is kept: {shown}");
     drop(client);
     stage.run("detach", &[]);
@@ -246,7 +246,7 @@ fn names_of_disks_and_sockets_are_checked() {
     std::fs::rename(stage.scratch.path("qmp.sock"), stage.scratch.path("gone.sock")).unwrap();
     let said = stage.refused("detach", &["--stopped"]);
     assert!(said.contains("the VM seems to run"), "{said}");
-    let shown = stage.daemon.json(&["disk", "show", "web-vda"]);
+    let shown = stage.daemon.disk("web-vda");
     assert!(shown["cache"].is_object(), "the cache is kept: {shown}");
     std::fs::rename(stage.scratch.path("gone.sock"), stage.scratch.path("qmp.sock")).unwrap();
     stage.run("detach", &["vda"]);

@@ -81,7 +81,7 @@ fn is_recorded(stage: &Stage) -> bool {
 
 #[track_caller]
 fn assert_cached(stage: &Stage) {
-    let shown = stage.daemon.json(&["disk", "show", "web-vda"]);
+    let shown = stage.daemon.disk("web-vda");
     assert!(shown["cache"].is_object(), "no cache: {shown}");
 }
 

@@ -9,7 +9,6 @@ use conformance::data::noise_file;
 use conformance::nbd_client::CMD_READ;
 use conformance::process::Process;
 use conformance::scratch::wait_until;
-use conformance::store;
 use conformance::{Hob, MIB, Scratch, Serve};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -21,12 +20,6 @@ const VISIBLE_MAX: Duration = Duration::from_secs(5);
 const STALL_MAX: Duration = Duration::from_secs(60);
 /// Number of attempts to see all states within [`VISIBLE_MAX`].
 const ATTEMPTS: u32 = 4;
-
-/// Starts an `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
-#[track_caller]
-fn nbdkit(scratch: &Scratch) -> Process {
-    store::nbdkit(&scratch.path("backing.sock"), &["file", &scratch.text("disk.img")])
-}
 
 fn json(hob: &Hob, args: &[&str]) -> Value {
     let output = hob.try_ctl(&[args, &["-o", "json"]].concat());
@@ -129,7 +122,7 @@ fn hang_and_die(scratch: &Scratch, hob: &Hob, server: &mut Process) -> [Duration
     is_everywhere(hob, "reconnecting", "backing-unreachable", "reconnecting for ");
     let shown = json(hob, &["disk", "show", "disk"]);
     assert!(shown["backing_state"]["last_error"].as_str().is_some_and(|why| !why.is_empty()), "{shown}");
-    *server = nbdkit(scratch);
+    *server = scratch.serve_image("disk.img");
     assert_eq!(client.receive().unwrap().error, 0);
     client.take(&mut [0; 4096]).unwrap();
     let after_death = seen(hob, "health after the return", &[]);
@@ -141,9 +134,8 @@ fn hang_and_die(scratch: &Scratch, hob: &Hob, server: &mut Process) -> [Duration
 fn a_backing_that_hangs_or_dies_is_visible_within_five_seconds_until_it_is_back() {
     let scratch = Scratch::new();
     noise_file(&scratch.path("disk.img"), 8 * MIB, 1);
-    let mut server = nbdkit(&scratch);
-    let uri = format!("nbd+unix:///?socket={}", scratch.text("backing.sock"));
-    let hob = Serve::disk(&uri).start(&scratch);
+    let mut server = scratch.serve_image("disk.img");
+    let hob = Serve::disk(&scratch.backing_uri()).start(&scratch);
     let mut shortest = [Duration::MAX; 4];
     for _ in 0..ATTEMPTS {
         let took = hang_and_die(&scratch, &hob, &mut server);

@@ -38,10 +38,6 @@ fn serve(scratch: &Scratch) -> Serve {
         .arg("--vhost-user", &scratch.text("vm.sock"))
 }
 
-fn backing(scratch: &Scratch) -> Vec<u8> {
-    std::fs::read(scratch.path("disk.img")).expect("the backing is there")
-}
-
 #[track_caller]
 fn connect(scratch: &Scratch, queues: i32, entries: i32) -> BlkioClient {
     BlkioClient::connect(&scratch.path("vm.sock"), queues, entries).expect("hob serves libblkio")
@@ -68,7 +64,7 @@ fn assert_disk(queues: &mut [BlkioQueue], buffer: &Buffer, image: &[u8]) {
 fn libblkio_reads_and_changes_a_disk() {
     let scratch = Scratch::new();
     let hob = serve(&scratch).start(&scratch);
-    let mut image = backing(&scratch);
+    let mut image = scratch.read("disk.img");
     let mut client = connect(&scratch, 2, 128);
     for (name, value) in PROPERTIES {
         assert_eq!(client.disk.get_str(name).expect("libblkio has the property"), value, "{name}");
@@ -109,7 +105,7 @@ fn libblkio_reads_and_changes_a_disk() {
     assert_same(&nbd, &image, 0, "the disk over NBD and the array");
     drop(client);
     hob.stop();
-    assert_same(&backing(&scratch), &image, 0, "the backing file and the array");
+    assert_same(&scratch.read("disk.img"), &image, 0, "the backing file and the array");
 }
 
 /// Reads into all regions with one request.
@@ -152,7 +148,7 @@ fn share_and_unshare(disk: &mut Blkio, queue: &mut BlkioQueue, image: &[u8]) {
 fn libblkio_adds_and_removes_memory_while_requests_are_in_flight() {
     let scratch = Scratch::new();
     let hob = serve(&scratch).start(&scratch);
-    let image = backing(&scratch);
+    let image = scratch.read("disk.img");
     let mut client = connect(&scratch, 2, 128);
     let BlkioClient { queues, disk } = &mut client;
     let [busy, queue] = &mut queues[..] else { panic!("two queues") };
@@ -179,7 +175,7 @@ fn libblkio_uses_queues_of_all_sizes() {
     const REQUESTS: usize = 1100;
     let scratch = Scratch::new();
     let hob = serve(&scratch).start(&scratch);
-    let image = backing(&scratch);
+    let image = scratch.read("disk.img");
     for entries in [4, 64, 1024] {
         let too_many = BlkioClient::connect(&scratch.path("vm.sock"), 1, 2048);
         assert!(too_many.is_err(), "a queue has at most 1024 entries");
@@ -213,7 +209,7 @@ fn flushed_writes_of_libblkio_survive_a_kill() {
     let scratch = Scratch::new();
     let serve = serve(&scratch).arg("--mode", "write-back");
     let hob = serve.start(&scratch);
-    let mut image = backing(&scratch);
+    let mut image = scratch.read("disk.img");
     let mut client = connect(&scratch, 1, 64);
     let buffer = Buffer::share(&mut client.disk, MIB as usize).expect("hob maps a region");
     let data = Noise::new(9).bytes(MIB as usize);

@@ -41,6 +41,11 @@ fn wrong_options_of_serve() {
         ("an unknown place to listen", vec!["--disk", &good, "--listen", "pigeon:7"], "pigeon"),
         ("a port that is none", vec!["--disk", &good, "--listen", "tcp:127.0.0.1:99999"], "99999"),
         ("a socket in an absent directory", vec!["--disk", &good, "--listen", &nowhere], "no/such"),
+        (
+            "a socket in an absent directory, and a new pool",
+            vec!["--disk", &good, "--pool", &pool, "--size", "8M", "--listen", &nowhere],
+            "create the directory",
+        ),
         ("an unknown option", vec!["--disk", &good, "--listen", &socket, "--turbo"], "--turbo"),
         (
             "a feature that is absent",
@@ -52,6 +57,9 @@ fn wrong_options_of_serve() {
     for (why, options, mentions) in table {
         let output = hob::command(&[&["serve"], &options[..]].concat());
         is_clear(why, &output, mentions);
+    }
+    for absent in ["no", "pool"] {
+        assert!(!scratch.path(absent).exists(), "no refusal creates {absent}");
     }
     let directory = path("directory");
     let missing = path("no/such/pool");
@@ -185,7 +193,7 @@ fn a_pool_in_use_is_not_taken_twice() {
     let first = Serve::disk(&one.text("disk.img")).cached(&pool, "16M", "4K").start(&one);
     let output = Serve::disk(&two.text("disk.img")).cached(&pool, "16M", "4K").refused(&two);
     is_clear("a pool in use", &output, "pool");
-    let image = std::fs::read(one.path("disk.img")).unwrap();
+    let image = one.read("disk.img");
     for _ in 0..2 {
         assert_same(&first.connect().read(0, 8 << 20).unwrap(), &image, 0, "the first server's disk");
     }

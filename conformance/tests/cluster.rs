@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use conformance::data::empty_file;
+use conformance::data::{empty_file, repeated};
 use conformance::nbd_client::{CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, Client};
 use conformance::process::Process;
 use conformance::scratch::{free_port, text, wait_for};
@@ -45,8 +45,7 @@ impl Shared {
     }
 
     fn block(&self, number: u64) -> Vec<u8> {
-        let image = std::fs::read(self.scratch.path("disk.img")).unwrap();
-        image[(number * BLOCK) as usize..((number + 1) * BLOCK) as usize].to_vec()
+        self.scratch.read("disk.img")[(number * BLOCK) as usize..][..BLOCK as usize].to_vec()
     }
 }
 
@@ -84,7 +83,7 @@ fn two_hosts(members: usize, cache: &str) -> (Etcd, Shared, TestHost, TestHost) 
 
 /// Returns a block that is filled with a number.
 fn filled(number: u64) -> Vec<u8> {
-    number.to_le_bytes().repeat(BLOCK as usize / 8)
+    repeated(&[number], BLOCK as usize)
 }
 
 /// A guest that writes increasing numbers to one block, and remembers which writes were
@@ -548,8 +547,7 @@ impl FarStore {
     }
 
     fn block(&self, number: u64) -> Vec<u8> {
-        let image = std::fs::read(self.scratch.path("disk.img")).unwrap();
-        image[(number * BLOCK) as usize..][..BLOCK as usize].to_vec()
+        self.scratch.read("disk.img")[(number * BLOCK) as usize..][..BLOCK as usize].to_vec()
     }
 }
 

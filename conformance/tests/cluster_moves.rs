@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use conformance::data::empty_file;
-use conformance::nbd_client::Client;
+use conformance::data::{empty_file, repeated};
+use conformance::nbd_client::{Client, read_mibs};
 use conformance::scratch::{text, wait_for, wait_until};
 use conformance::{Authority, Etcd, MIB, Plan, Scratch, TestHost};
 use serde_json::Value;
@@ -91,7 +91,7 @@ fn mode(side: &TestHost, disk: &str) -> String {
 }
 
 fn filled(number: u64) -> Vec<u8> {
-    number.to_le_bytes().repeat(BLOCK as usize / 8)
+    repeated(&[number], BLOCK as usize)
 }
 
 fn word(shown: &Value, name: &str) -> String {
@@ -172,7 +172,7 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     let mut client = a.connect("vm1");
     client.write(9 * BLOCK, &filled(41)).unwrap();
     for _ in 0..2 {
-        (0..SIZE / 2).step_by(MIB as usize).for_each(|at| drop(client.read(at, MIB as u32).unwrap()));
+        read_mibs(&mut client, 0..SIZE / 2);
     }
     b.ctl(&["cluster", "move", "vm1", "--to", "host-b", "--no-wait"]);
     let note = || word(&b.json(&["cluster", "move", "vm1"]), "note");
@@ -196,7 +196,7 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     there.write(9 * BLOCK, &filled(43)).unwrap();
     wait_for("the order to be done", || word(&a.json(&["cluster", "move", "vm1"]), "state") == "done");
     assert_eq!(owner(&b, "vm1"), ("host-b".into(), "held".into()));
-    (0..SIZE / 4).step_by(MIB as usize).for_each(|at| drop(there.read(at, MIB as u32).unwrap()));
+    read_mibs(&mut there, 0..SIZE / 4);
     assert!(b.daemon().stats("vm1").hits() >= 3, "what was copied is served");
     drop((client, there));
     wait_for("host-a to wait", || a.reason("vm1").contains("host-b has it"));
@@ -206,7 +206,7 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     let mut client = a.connect("vm1");
     assert_eq!(client.read(9 * BLOCK, BLOCK as u32).unwrap(), filled(43));
     let hits = a.daemon().stats("vm1").hits();
-    (0..SIZE / 4).step_by(MIB as usize).for_each(|at| drop(client.read(at, MIB as u32).unwrap()));
+    read_mibs(&mut client, 0..SIZE / 4);
     assert!(a.daemon().stats("vm1").hits() >= hits + 3, "its cache has come along");
 }
 

@@ -19,7 +19,7 @@ fn stage(block: &str) -> (Scratch, Serve) {
 /// Reads the whole disk once; returns the hits and misses this caused.
 #[track_caller]
 fn pass(scratch: &Scratch, hob: &Hob) -> (u64, u64) {
-    let image = std::fs::read(scratch.path("disk.img")).unwrap();
+    let image = scratch.read("disk.img");
     let before = hob.stats();
     let mut client = hob.connect();
     for at in (0..SIZE).step_by(REQUEST as usize) {
@@ -35,6 +35,15 @@ fn pass(scratch: &Scratch, hob: &Hob) -> (u64, u64) {
 #[track_caller]
 fn warm(scratch: &Scratch, hob: &Hob) {
     wait_for("a pass that consists of hits", || pass(scratch, hob) == (COUNT, 0));
+}
+
+/// Starts hob with blocks of `block`, and reads the disk until all reads are hits.
+#[track_caller]
+fn warm_stage(block: &str) -> (Scratch, Serve, Hob) {
+    let (scratch, serve) = stage(block);
+    let hob = serve.start(&scratch);
+    warm(&scratch, &hob);
+    (scratch, serve, hob)
 }
 
 #[test]
@@ -53,9 +62,7 @@ fn the_second_pass_is_served_from_flash() {
 
 #[test]
 fn clearing_makes_it_cold() {
-    let (scratch, serve) = stage("4K");
-    let hob = serve.start(&scratch);
-    warm(&scratch, &hob);
+    let (scratch, _, hob) = warm_stage("4K");
     hob.ctl(&["cache", "clear", "disk"]);
     assert_eq!(pass(&scratch, &hob).0, 0, "no hit after clearing");
     hob.stop();
@@ -63,9 +70,7 @@ fn clearing_makes_it_cold() {
 
 #[test]
 fn switched_off_it_counts_cache_off_and_on_again_it_is_cold() {
-    let (scratch, serve) = stage("4K");
-    let hob = serve.start(&scratch);
-    warm(&scratch, &hob);
+    let (scratch, _, hob) = warm_stage("4K");
     hob.ctl(&["cache", "disable", "disk"]);
     let before = hob.stats().class("cache-off");
     assert_eq!(pass(&scratch, &hob), (0, 0), "neither hit nor miss without a cache");
@@ -78,9 +83,7 @@ fn switched_off_it_counts_cache_off_and_on_again_it_is_cold() {
 
 #[test]
 fn a_restart_makes_it_cold() {
-    let (scratch, serve) = stage("4K");
-    let hob = serve.start(&scratch);
-    warm(&scratch, &hob);
+    let (scratch, serve, hob) = warm_stage("4K");
     hob.stop();
     let hob = serve.start(&scratch);
     assert_eq!(pass(&scratch, &hob), (0, COUNT), "the cache is volatile");
@@ -112,9 +115,7 @@ fn resizing_keeps_what_fits() {
 
 #[test]
 fn the_size_in_blocks_is_the_requested_size() {
-    let (scratch, serve) = stage("8K");
-    let hob = serve.start(&scratch);
-    warm(&scratch, &hob);
+    let (_scratch, _, hob) = warm_stage("8K");
     let stats = hob.stats();
     assert_eq!(stats.number("numBlocks"), Some((32 * MIB / 8192) as f64), "{}", stats.text());
     let cached = stats.number("numBlocksCurrentlyCached");

@@ -1,7 +1,7 @@
 //! Changes of a disk's entry in hob.toml take effect while the disk is served: its vhost-user socket,
 //! its datastore, and whether it is read-only.
 
-use conformance::data::{Noise, assert_same, noise_file};
+use conformance::data::{Noise, assert_same};
 use conformance::nbd_client::Client;
 use conformance::process::Output;
 use conformance::scratch::wait_for;
@@ -24,8 +24,7 @@ struct Stage {
 impl Stage {
     fn start() -> Stage {
         let scratch = Scratch::new();
-        noise_file(&scratch.path("vm.img"), SIZE, 5);
-        let image = std::fs::read(scratch.path("vm.img")).unwrap();
+        let image = scratch.noise("vm.img", SIZE, 5);
         write_config(&scratch, "");
         let daemon = scratch.start_daemon();
         daemon.ctl(&["disk", "list"]);
@@ -43,7 +42,7 @@ impl Stage {
 
     /// Returns true if the backing lacks data of the disk.
     fn is_dirty(&self) -> bool {
-        std::fs::read(self.scratch.path("vm.img")).unwrap() != self.image
+        self.scratch.read("vm.img") != self.image
     }
 
     fn apply(&self) -> Output {
@@ -128,7 +127,7 @@ fn a_served_disk_follows_its_entry() {
     // The disk becomes read-only, and its dirty data is in the backing then.
     stage.configure(&format!("{socket}\nread_only = true"));
     stage.applied();
-    assert_same(&std::fs::read(stage.scratch.path("vm.img")).unwrap(), &stage.image, 0, "the drained image");
+    assert_same(&stage.scratch.read("vm.img"), &stage.image, 0, "the drained image");
     let mut client = stage.connect();
     assert_eq!(client.flags() & READ_ONLY, READ_ONLY);
     assert!(client.write(0, &data[..4096]).is_err());

@@ -231,7 +231,7 @@ fn a_discarded_cache_leaves_no_crash_log() {
     let without_disk = config.split("[[disk]]").next().unwrap();
     stage.scratch.write_config(without_disk);
     let daemon = stage.start();
-    let pool: serde_json::Value = daemon.json(&["pool", "show", "pool"]);
+    let pool = daemon.pool("pool");
     let owner = pool["orphans"][0]["owner"].as_str().expect("an orphan");
     daemon.ctl(&["pool", "discard-orphan", "pool", owner, "--yes"]);
     assert!(!log.exists(), "the log of the orphan is left");

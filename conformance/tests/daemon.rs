@@ -2,11 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use conformance::data::{Noise, assert_same, empty_file, noise_file};
+use conformance::data::{Noise, assert_same, empty_file};
 use conformance::nbd_client::{CMD_READ, Client, EIO};
-use conformance::process::Process;
 use conformance::scratch::wait_for;
-use conformance::store::nbdkit;
 use conformance::{Daemon, MIB, Scratch, Tool};
 
 const SIZE: u64 = 16 * MIB;
@@ -21,29 +19,13 @@ impl Stage {
     fn new(more: &str) -> Self {
         let scratch = Scratch::new();
         scratch.configure(more);
-        let images = (0..3)
-            .map(|n| {
-                let path = scratch.path(&format!("disk{n}.img"));
-                noise_file(&path, SIZE, 80 + n);
-                std::fs::read(path).unwrap()
-            })
-            .collect();
+        let images = (0..3).map(|n| scratch.noise(&format!("disk{n}.img"), SIZE, 80 + n)).collect();
         Self { scratch, images }
     }
 
     #[track_caller]
     fn connect(&self, disk: usize) -> Client {
         self.scratch.connect(&format!("vm{disk}"))
-    }
-
-    /// Starts an `nbdkit` that serves the image of the first disk.
-    #[track_caller]
-    fn nbdkit(&self) -> Process {
-        nbdkit(&self.scratch.path("backing.sock"), &["file", &self.scratch.text("disk0.img")])
-    }
-
-    fn nbdkit_uri(&self) -> String {
-        format!("nbd+unix:///?socket={}", self.scratch.text("backing.sock"))
     }
 
     /// Creates a pool of two files and three disks, each with a different cache.
@@ -146,7 +128,7 @@ fn a_device_is_removed_from_a_pool_under_three_disks() {
     stage.furnish(&daemon);
     stage.reads_right();
     daemon.ctl(&["pool", "remove-device", "fast", &stage.scratch.text("flash1")]);
-    let pool = daemon.json(&["pool", "show", "fast"]);
+    let pool = daemon.pool("fast");
     assert_eq!(pool["devices"].as_array().map(Vec::len), Some(1), "{pool}");
     stage.reads_right();
     daemon.ctl(&["pool", "add-device", "fast", &stage.scratch.text("flash3"), "--size", "64M"]);
@@ -160,7 +142,7 @@ fn a_device_of_another_pool_is_refused() {
     let daemon = stage.scratch.start_daemon();
     stage.furnish(&daemon);
     daemon.stop();
-    let before = std::fs::read(stage.scratch.path("flash2")).unwrap();
+    let before = stage.scratch.read("flash2");
     let other = Stage::new("");
     let daemon = other.scratch.start_daemon();
     let theirs = stage.scratch.text("flash2");
@@ -191,7 +173,7 @@ fn the_configuration_furnishes_the_first_start() {
     let config = std::fs::read_to_string(&path).unwrap() + &more(&stage.scratch);
     std::fs::write(&path, config).unwrap();
     let daemon = stage.scratch.start_daemon();
-    let disk = daemon.json(&["disk", "show", "vm0"]);
+    let disk = daemon.disk("vm0");
     assert_eq!((&disk["cache"]["block_size"], &disk["cache"]["policy"]), (&8192.into(), &"lru".into()));
     let data = stage.connect(0).read(0, MIB as u32).unwrap();
     assert_same(&data, &stage.images[0][..MIB as usize], 0, "vm0 and its image");
@@ -203,9 +185,9 @@ fn the_configuration_furnishes_the_first_start() {
 #[test]
 fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
     let stage = Stage::new("[limits]\nbacking_wait_ms_max = 1500");
-    let mut backing = stage.nbdkit();
+    let mut backing = stage.scratch.serve_image("disk0.img");
     let daemon = stage.scratch.start_daemon();
-    daemon.ctl(&["disk", "add", "vm0", "--backing", &stage.nbdkit_uri()]);
+    daemon.ctl(&["disk", "add", "vm0", "--backing", &stage.scratch.backing_uri()]);
     daemon.ctl(&["disk", "add", "vm1", "--backing", &stage.scratch.text("disk1.img")]);
     let (mut dead, mut well) = (stage.connect(0), stage.connect(1));
     // If the server stalls for longer than the limit, a read fails.
@@ -222,7 +204,7 @@ fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
     dead.send(0, CMD_READ, MIB, 4096, &[]).unwrap();
     well.read(0, 4096).unwrap();
     daemon.ctl(&["disk", "list"]);
-    let _backing = stage.nbdkit();
+    let _backing = stage.scratch.serve_image("disk0.img");
     assert_eq!(dead.receive().unwrap().error, 0, "the disk is back");
     dead.take(&mut [0; 4096]).unwrap();
     let data = dead.read(0, SIZE as u32).unwrap();
@@ -270,9 +252,9 @@ fn a_disks_vhost_user_socket_survives_a_restart() {
 #[test]
 fn a_disk_waits_for_its_backing_up_to_its_own_limit() {
     let stage = Stage::new("");
-    let mut backing = stage.nbdkit();
+    let mut backing = stage.scratch.serve_image("disk0.img");
     let daemon = stage.scratch.start_daemon();
-    let uri = stage.nbdkit_uri();
+    let uri = stage.scratch.backing_uri();
     let set_timeout = |timeout: &str| daemon.ctl(&["disk", "set", "vm0", "--backing-timeout", timeout]);
     let refused = daemon.try_ctl(&["disk", "add", "vm0", "--backing", &uri, "--backing-timeout", "0s"]);
     assert!(!refused.success() && refused.all().contains("forever"), "{}", refused.all());
@@ -287,14 +269,14 @@ fn a_disk_waits_for_its_backing_up_to_its_own_limit() {
     // The daemon's own limit is longer than the client waits.
     assert!(start.elapsed() > Duration::from_millis(1900), "{:?}", start.elapsed());
     // The backing returns and fails again; without a limit, a request waits for longer than before.
-    let mut backing = stage.nbdkit();
+    let mut backing = stage.scratch.serve_image("disk0.img");
     wait_for("the disk to be back", || guest.read(MIB, 4096).is_ok());
     backing.kill();
     set_timeout("forever");
-    assert_eq!(daemon.json(&["disk", "show", "vm0"])["backing_timeout"], "forever");
+    assert_eq!(daemon.disk("vm0")["backing_timeout"], "forever");
     guest.send(0, CMD_READ, 2 * MIB, 4096, &[]).unwrap();
     std::thread::sleep(Duration::from_secs(4));
-    let mut backing = stage.nbdkit();
+    let mut backing = stage.scratch.serve_image("disk0.img");
     assert_eq!(guest.receive().unwrap().error, 0, "it waited for the backing");
     guest.take(&mut [0; 4096]).unwrap();
     // A command limits the time of a request that waits.

@@ -6,12 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use conformance::data::{Noise, assert_same, assert_same_file, empty_file, noise_file};
+use conformance::data::{Noise, assert_same, assert_same_file, empty_file};
 use conformance::hob::binary;
 use conformance::nbd_client::Client;
 use conformance::process::Process;
 use conformance::scratch::wait_for;
-use conformance::store;
 use conformance::{Daemon, Hob, MIB, Scratch, Serve};
 use rustix::process::Signal;
 
@@ -25,12 +24,6 @@ const NO_PROGRESS: Duration = Duration::from_secs(3);
 /// Maximum time of a stop whose backing does not answer. It usually takes 2 to 6 s.
 const STOP_MAX: Duration = Duration::from_secs(20);
 
-/// Starts an `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
-#[track_caller]
-fn nbdkit(scratch: &Scratch) -> Process {
-    store::nbdkit(&scratch.path("backing.sock"), &["file", &scratch.text("disk.img")])
-}
-
 struct Stage {
     scratch: Scratch,
     backing: Process,
@@ -43,11 +36,10 @@ impl Stage {
     #[track_caller]
     fn new() -> Self {
         let scratch = Scratch::new();
-        noise_file(&scratch.path("disk.img"), SIZE, 50);
-        let image = std::fs::read(scratch.path("disk.img")).unwrap();
-        let backing = nbdkit(&scratch);
-        let uri = format!("nbd+unix:///?socket={}", scratch.text("backing.sock"));
-        let hob = Serve::disk(&uri).cached(&scratch.path("pool"), "16M", "4K").start(&scratch);
+        let image = scratch.noise("disk.img", SIZE, 50);
+        let backing = scratch.serve_image("disk.img");
+        let hob =
+            Serve::disk(&scratch.backing_uri()).cached(&scratch.path("pool"), "16M", "4K").start(&scratch);
         let mut client = hob.connect();
         // hob fills flash while it replies: read until a whole pass has only hits.
         wait_for("the first part to be cached", || {
@@ -103,7 +95,7 @@ fn hits_and_the_api_go_on_and_misses_wait() {
         assert!(hits.iter().any(|took| *took < Duration::from_secs(1)), "hits took {hits:?}");
         assert!(calls.iter().any(|took| *took < Duration::from_secs(2)), "the control API took {calls:?}");
         assert!(told.try_recv().is_err(), "a request was answered without a backing");
-        stage.backing = nbdkit(&stage.scratch);
+        stage.backing = stage.scratch.serve_image("disk.img");
         for _ in 0..2 {
             let (what, answer) = told.recv_timeout(Duration::from_secs(90)).expect("what waited is answered");
             let answer = answer.unwrap_or_else(|e| panic!("the {what} that waited: {e}"));
@@ -152,7 +144,7 @@ fn a_backing_that_keeps_dying_corrupts_nothing() {
             std::thread::sleep(Duration::from_millis(300));
             stage.backing.kill();
             std::thread::sleep(Duration::from_millis(200));
-            stage.backing = nbdkit(&stage.scratch);
+            stage.backing = stage.scratch.serve_image("disk.img");
         }
         let enough = done.load(Ordering::Relaxed) + 50;
         let start = Instant::now();
@@ -186,7 +178,7 @@ fn sigterm_ends_the_server_while_its_backing_is_dead() {
 /// Configures a disk on `backing.sock` with a write-back cache of [`CACHE`], which destages only
 /// when it is nearly full.
 fn configure_write_back(scratch: &Scratch) {
-    let uri = format!("nbd+unix:///?socket={}", scratch.text("backing.sock"));
+    let uri = scratch.backing_uri();
     let config = format!(
         "[[pool]]\nname = \"pool\"\ndevices = [{:?}]\nsize = \"64M\"\nsegment_size = \"1M\"\n\
          [[disk]]\nname = \"vm\"\nbacking = {uri:?}\n\
@@ -214,7 +206,7 @@ fn a_stop_during_a_drain_takes_seconds_and_loses_nothing() {
     for is_dead in [true, false] {
         let scratch = Scratch::new();
         empty_file(&scratch.path("disk.img"), SIZE);
-        let mut backing = nbdkit(&scratch);
+        let mut backing = scratch.serve_image("disk.img");
         configure_write_back(&scratch);
         let (daemon, mut guest) = start_daemon(&scratch);
         let data = Noise::new(53).bytes(MIB as usize);
@@ -235,7 +227,7 @@ fn a_stop_during_a_drain_takes_seconds_and_loses_nothing() {
         let logs: Vec<_> = names.filter(|name| name.to_string_lossy().starts_with("hob-")).collect();
         assert!(logs.is_empty(), "a closed cache has no crash log: {logs:?}");
         backing.kill();
-        let backing = nbdkit(&scratch);
+        let backing = scratch.serve_image("disk.img");
         let (daemon, mut guest) = start_daemon(&scratch);
         guest.flush().expect("nothing is lost");
         assert_same(&guest.read(0, MIB as u32).unwrap(), &data, 0, "the disk and what was written");
@@ -253,7 +245,7 @@ fn a_stop_during_a_drain_takes_seconds_and_loses_nothing() {
 fn commands_end_while_the_daemon_is_stopped() {
     let scratch = Scratch::new();
     empty_file(&scratch.path("disk.img"), SIZE);
-    let mut backing = nbdkit(&scratch);
+    let mut backing = scratch.serve_image("disk.img");
     configure_write_back(&scratch);
     let (mut daemon, mut guest) = start_daemon(&scratch);
     guest.write(0, &Noise::new(55).bytes(MIB as usize)).unwrap();
@@ -286,7 +278,7 @@ fn writes_beyond_the_dirty_limit_wait_until_the_backing_returns() {
     const BLOCK: u64 = 64 << 10;
     let scratch = Scratch::new();
     empty_file(&scratch.path("disk.img"), SIZE);
-    let mut backing = nbdkit(&scratch);
+    let mut backing = scratch.serve_image("disk.img");
     configure_write_back(&scratch);
     let (daemon, mut guest) = start_daemon(&scratch);
     // More data than the cache can have. The order is not sequential.
@@ -319,8 +311,8 @@ fn writes_beyond_the_dirty_limit_wait_until_the_backing_returns() {
             assert_same(&hit, block(number), at(number), "the disk and what was written");
         }
         assert!(!writer.is_finished(), "the writes do not wait for the backing");
-        assert_eq!(daemon.json(&["disk", "show", "vm"])["backing_state"]["state"], "reconnecting");
-        backing = nbdkit(&scratch);
+        assert_eq!(daemon.disk("vm")["backing_state"]["state"], "reconnecting");
+        backing = scratch.serve_image("disk.img");
         writer.join().expect("no write fails");
     });
     assert_eq!(done.into_inner(), blocks);
@@ -330,6 +322,6 @@ fn writes_beyond_the_dirty_limit_wait_until_the_backing_returns() {
     drop(guest);
     daemon.stop();
     backing.kill();
-    let image = std::fs::read(scratch.path("disk.img")).unwrap();
+    let image = scratch.read("disk.img");
     assert_same(&image[..data.len()], &data, 0, "the backing and what was written");
 }

@@ -15,7 +15,6 @@ use conformance::data::{Noise, noise_file};
 use conformance::nbd_client::{CMD_READ, CMD_TRIM, CMD_WRITE_ZEROES, Client, EIO};
 use conformance::process::Process;
 use conformance::scratch::wait_for;
-use conformance::store::nbdkit;
 use conformance::{Daemon, Loop, MIB, Scratch, Tool, Unmount};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -66,33 +65,12 @@ impl Stage {
     fn connect(&self) -> Client {
         self.scratch.connect("vm")
     }
-
-    /// Starts an `nbdkit` that serves `disk.img` of the scratch directory.
-    #[track_caller]
-    fn nbdkit(&self) -> Process {
-        nbdkit(&self.scratch.path("backing.sock"), &["file", &self.scratch.text("disk.img")])
-    }
-
-    /// Starts an `nbdkit` like [`Stage::nbdkit`], each write of which takes at least `seconds`.
-    #[track_caller]
-    fn delayed_nbdkit(&self, seconds: u32) -> Process {
-        let (image, delay) = (self.scratch.text("disk.img"), format!("wdelay={seconds}"));
-        nbdkit(&self.scratch.path("backing.sock"), &["--filter=delay", "file", &image, &delay])
-    }
-
-    fn uri(&self) -> String {
-        format!("nbd+unix:///?socket={}", self.scratch.text("backing.sock"))
-    }
-
-    fn image(&self) -> Vec<u8> {
-        std::fs::read(self.scratch.path("disk.img")).unwrap()
-    }
 }
 
 /// Returns the free space of the pool, bytes.
 #[track_caller]
 fn room(daemon: &Daemon) -> u64 {
-    daemon.json(&["pool", "show", "fast"])["free"].as_u64().expect("a number")
+    daemon.pool("fast")["free"].as_u64().expect("a number")
 }
 
 /// Runs a command, which must end in time while the control API answers other requests.
@@ -148,8 +126,8 @@ fn removes(end: impl Fn(&mut Process), with_drain: bool) {
     let stage = Stage::new();
     let daemon = stage.start();
     let free = room(&daemon);
-    let mut server = stage.nbdkit();
-    stage.add(&daemon, &stage.uri());
+    let mut server = stage.scratch.serve_image("disk.img");
+    stage.add(&daemon, &stage.scratch.backing_uri());
     let mut guest = stage.connect();
     guest.write(DIRTY, &Noise::new(2).bytes(MIB as usize)).unwrap();
     guest.flush().unwrap();
@@ -163,10 +141,10 @@ fn removes(end: impl Fn(&mut Process), with_drain: bool) {
     assert_eq!(daemon.json(&["disk", "list"]), Value::Array(vec![]));
     assert_eq!(room(&daemon), free, "its segments are free");
     server.kill();
-    let _server = stage.nbdkit();
-    stage.add(&daemon, &stage.uri());
+    let _server = stage.scratch.serve_image("disk.img");
+    stage.add(&daemon, &stage.scratch.backing_uri());
     let mut guest = stage.connect();
-    assert!(guest.read(0, SIZE as u32).unwrap() == stage.image(), "the disk is its backing");
+    assert!(guest.read(0, SIZE as u32).unwrap() == stage.scratch.read("disk.img"), "the disk is its backing");
     daemon.stop();
 }
 
@@ -193,8 +171,8 @@ fn a_disk_whose_file_is_open_is_removed_with_force_while_the_backing_hangs() {
     let path = stage.scratch.path("vm.img");
     let _unmount = Unmount::at(&path);
     let daemon = stage.start();
-    let mut server = stage.nbdkit();
-    let (uri, fuse) = (stage.uri(), stage.scratch.text("vm.img"));
+    let mut server = stage.scratch.serve_image("disk.img");
+    let (uri, fuse) = (stage.scratch.backing_uri(), stage.scratch.text("vm.img"));
     let timeout = ["--backing-timeout", "forever"];
     daemon.ctl(&[&["disk", "add", "vm", "--backing", &uri, "--fuse", &fuse], &timeout[..]].concat());
     let file = std::fs::File::open(&path).unwrap();
@@ -204,7 +182,7 @@ fn a_disk_whose_file_is_open_is_removed_with_force_while_the_backing_hangs() {
         std::thread::sleep(Duration::from_millis(500));
         let refused = daemon.try_ctl(&["disk", "remove", "vm", "--discard-dirty", "--yes"]);
         assert!(!refused.success() && refused.all().contains("vm.img"), "{}", refused.all());
-        assert_eq!(daemon.json(&["disk", "show", "vm"])["state"], "online");
+        assert_eq!(daemon.disk("vm")["state"], "online");
         assert!(!read.is_finished(), "nothing was changed");
         ends(&daemon, &["disk", "remove", "vm", "--discard-dirty", "--force", "--yes"]);
         assert!(read.join().unwrap().is_err());
@@ -218,8 +196,8 @@ fn a_disk_whose_file_is_open_is_removed_with_force_while_the_backing_hangs() {
 fn discards(end: impl Fn(&mut Process)) {
     let stage = Stage::new();
     let daemon = stage.start();
-    let mut server = stage.nbdkit();
-    stage.add(&daemon, &stage.uri());
+    let mut server = stage.scratch.serve_image("disk.img");
+    stage.add(&daemon, &stage.scratch.backing_uri());
     let mut guest = stage.connect();
     guest.write(DIRTY, &Noise::new(2).bytes(MIB as usize)).unwrap();
     guest.flush().unwrap();
@@ -230,12 +208,15 @@ fn discards(end: impl Fn(&mut Process)) {
         assert_eq!(guest.receive().unwrap().error, EIO, "what waited failed");
     }
     assert_eq!(daemon.stats("vm").number("dirty_bytes"), Some(0.0));
-    assert_eq!(daemon.json(&["disk", "show", "vm"])["state"], "online");
+    assert_eq!(daemon.disk("vm")["state"], "online");
     server.kill();
-    let _server = stage.nbdkit();
+    let _server = stage.scratch.serve_image("disk.img");
     let mut read = Vec::new();
     wait_for("the disk to be back", || guest.read(DIRTY, MIB as u32).map(|bytes| read = bytes).is_ok());
-    assert!(read == stage.image()[DIRTY as usize..][..MIB as usize], "discarded data is not shown");
+    assert!(
+        read == stage.scratch.read("disk.img")[DIRTY as usize..][..MIB as usize],
+        "discarded data is not shown"
+    );
     assert!(guest.flush().is_err(), "the guest hears that acknowledged writes are lost");
     guest.flush().expect("once");
     guest.write(DIRTY, &Noise::new(3).bytes(4096)).unwrap();
@@ -326,8 +307,8 @@ fn a_disk_on_a_frozen_filesystem_is_removed_within_ten_seconds() {
         assert_eq!(room(daemon), *free, "its segments are free");
         // The memory of the hanging requests is not used for other disks. The next disk has other
         // bytes.
-        let _server = stage.nbdkit();
-        stage.add(daemon, &stage.uri());
+        let _server = stage.scratch.serve_image("disk.img");
+        stage.add(daemon, &stage.scratch.backing_uri());
         let mut other = stage.connect();
         other.write(DIRTY, &[7; 4 * MIB as usize]).unwrap();
         daemon.ctl(&["drain", "vm"]);
@@ -348,16 +329,16 @@ fn a_disk_returns_after_discarding_dirty_data_on_a_frozen_filesystem() {
     on_frozen(|stage, daemon, guest, free, frozen, _| {
         ends(daemon, &["cache", "discard-dirty", "vm", "--yes"]);
         is_disconnected(guest);
-        let shown = daemon.json(&["disk", "show", "vm"]);
+        let shown = daemon.disk("vm");
         assert_eq!(shown["state"], "offline", "{shown}");
         assert!(shown["reason"].as_str().is_some_and(|why| why.contains("hang")), "{shown}");
         assert_eq!(room(daemon), *free);
         // hob does not open the disk again while the filesystem is frozen.
         std::thread::sleep(Duration::from_secs(6));
-        let again = daemon.json(&["disk", "show", "vm"]);
+        let again = daemon.disk("vm");
         assert_eq!(again["reason"], shown["reason"]);
         drop(frozen);
-        wait_for("the disk to be back", || daemon.json(&["disk", "show", "vm"])["state"] == "online");
+        wait_for("the disk to be back", || daemon.disk("vm")["state"] == "online");
         let mut guest = stage.connect();
         is_old_or_new(&guest.read(0, SIZE as u32).unwrap());
         assert!(guest.flush().is_err(), "its connection ended before it was told");
@@ -398,10 +379,10 @@ fn a_removal_that_waits_for_a_frozen_filesystem_is_a_task_and_ends() {
 /// Kills hob while `vm` has dirty data and the pool has no space for the next journal, and starts
 /// hob again with a backing whose writes take `write_delay` seconds. Returns the dirty data.
 #[track_caller]
-fn restart_with_full_pool(stage: &Stage, write_delay: u32) -> (Daemon, Process, Vec<u8>) {
+fn restart_with_full_pool(stage: &Stage, write_delay: &str) -> (Daemon, Process, Vec<u8>) {
     let daemon = stage.start();
-    let mut server = stage.nbdkit();
-    stage.add(&daemon, &stage.uri());
+    let mut server = stage.scratch.serve_image("disk.img");
+    stage.add(&daemon, &stage.scratch.backing_uri());
     let mut guest = stage.connect();
     let written = Noise::new(2).bytes(MIB as usize);
     guest.write(DIRTY, &written).unwrap();
@@ -412,7 +393,7 @@ fn restart_with_full_pool(stage: &Stage, write_delay: u32) -> (Daemon, Process, 
     drop(guest);
     daemon.kill();
     server.kill();
-    let server = stage.delayed_nbdkit(write_delay);
+    let server = stage.scratch.serve_image_slowly("disk.img", write_delay);
     (stage.scratch.start_daemon(), server, written)
 }
 
@@ -420,7 +401,7 @@ fn restart_with_full_pool(stage: &Stage, write_delay: u32) -> (Daemon, Process, 
 #[track_caller]
 fn wait_for_drain_before_service(daemon: &Daemon) {
     wait_for("the drain before service", || {
-        let disk = daemon.json(&["disk", "show", "vm"]);
+        let disk = daemon.disk("vm");
         let reason = disk["reason"].as_str().unwrap_or_default();
         disk["state"] == "offline" && reason.contains("is being written to the backing")
     });
@@ -428,22 +409,25 @@ fn wait_for_drain_before_service(daemon: &Daemon) {
 
 #[track_caller]
 fn wait_until_online(daemon: &Daemon) {
-    wait_for("vm to be online", || daemon.json(&["disk", "show", "vm"])["state"] == "online");
+    wait_for("vm to be online", || daemon.disk("vm")["state"] == "online");
 }
 
 #[test]
 fn without_space_for_a_journal_dirty_data_is_on_the_backing_before_the_disk_is_served() {
     let stage = Stage::new();
     // The drain lasts longer than a busy host needs to see it.
-    let (daemon, mut server, written) = restart_with_full_pool(&stage, 600);
+    let (daemon, mut server, written) = restart_with_full_pool(&stage, "600");
     wait_for_drain_before_service(&daemon);
     // The drain is repeated from its start.
     daemon.kill();
     server.kill();
-    let _server = stage.delayed_nbdkit(3);
+    let _server = stage.scratch.serve_image_slowly("disk.img", "3");
     let daemon = stage.scratch.start_daemon();
     wait_until_online(&daemon);
-    assert!(stage.image()[DIRTY as usize..][..MIB as usize] == written, "the backing has the data");
+    assert!(
+        stage.scratch.read("disk.img")[DIRTY as usize..][..MIB as usize] == written,
+        "the backing has the data"
+    );
     assert_eq!(daemon.stats("vm").number("dirty_bytes"), Some(0.0));
     // The new cache leaves space for its next journal.
     let mut guest = stage.connect();
@@ -463,8 +447,8 @@ fn without_space_for_a_journal_dirty_data_is_on_the_backing_before_the_disk_is_s
 #[test]
 fn a_drain_before_service_to_a_hung_backing_ends_when_its_data_is_discarded() {
     let stage = Stage::new();
-    let before = stage.image();
-    let (daemon, mut server, _) = restart_with_full_pool(&stage, 600);
+    let before = stage.scratch.read("disk.img");
+    let (daemon, mut server, _) = restart_with_full_pool(&stage, "600");
     wait_for_drain_before_service(&daemon);
     ends(&daemon, &["cache", "discard-dirty", "vm", "--yes"]);
     wait_until_online(&daemon);

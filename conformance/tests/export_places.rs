@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use conformance::data::{assert_same, noise_file};
-use conformance::nbd_client::{Address, Client};
+use conformance::data::assert_same;
+use conformance::nbd_client::{Address, Client, read_mibs};
 use conformance::scratch::wait_for;
 use conformance::vhost_driver::{DATA_BYTES, Driver, Kind};
 use conformance::{Daemon, MIB, Scratch, Tool, Unmount};
@@ -41,8 +41,7 @@ impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
         let at = |name: &str| scratch.text(name);
-        noise_file(&scratch.path("disk.img"), DISK, 71);
-        let image = fs::read(scratch.path("disk.img")).unwrap();
+        let image = scratch.noise("disk.img", DISK, 71);
         scratch.configure("");
         let unmounts = ["vm.img", "backup.img"].map(|name| Unmount::at(&scratch.path(name)));
         let daemon = start(&scratch);
@@ -81,9 +80,7 @@ impl Stage {
     /// Reads the hot part in pieces of 1 MiB, and returns the number of hits.
     fn hot_hits(&self, guest: &mut Client) -> u64 {
         let before = self.daemon.stats("vm").hits();
-        for at in (0..HOT).step_by(MIB as usize) {
-            guest.read(at, MIB as u32).unwrap();
-        }
+        read_mibs(guest, 0..HOT);
         self.daemon.stats("vm").hits() - before
     }
 
@@ -274,7 +271,7 @@ fn impossible_front_ends_are_refused() {
     stage.daemon.kill();
     assert!(ENODEV.contains(&refused(file.read_at(&mut [0; 512], 0))));
     let daemon = start(&stage.scratch);
-    assert_same(&fs::read(stage.scratch.path("backup.img")).unwrap(), &stage.image, 0, "after the restart");
+    assert_same(&stage.scratch.read("backup.img"), &stage.image, 0, "after the restart");
     daemon.stop();
     assert!(Tool::new("findmnt").arg(at("backup.img")).run_failing().stdout.is_empty());
 }

@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use conformance::data::{assert_same, noise_file};
-use conformance::nbd_client::{CMD_WRITE, Client, EPERM};
+use conformance::data::assert_same;
+use conformance::nbd_client::{CMD_WRITE, Client, EPERM, read_mibs};
 use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch, Tool};
 
@@ -22,8 +22,7 @@ impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
         scratch.configure("");
-        noise_file(&scratch.path("disk.img"), DISK, 91);
-        let image = std::fs::read(scratch.path("disk.img")).unwrap();
+        let image = scratch.noise("disk.img", DISK, 91);
         let daemon = start(&scratch);
         daemon.tell(&format!("pool create fast {} --size 64M --segment-size 1M", scratch.text("flash")));
         daemon.ctl(&["disk", "add", "vm", "--backing", &scratch.text("disk.img")]);
@@ -84,9 +83,7 @@ fn a_backup_does_not_wash_the_cache() {
     let mut dice = 7;
     wait_for("the hot part to be cached", || {
         let before = stage.reads();
-        for offset in (0..CACHE * 3 / 4).step_by(MIB as usize) {
-            client.read(offset, MIB as u32).unwrap();
-        }
+        read_mibs(&mut client, 0..CACHE * 3 / 4);
         let after = stage.reads();
         let (reads, hits) = (after.0 - before.0, after.1 - before.1);
         reads - hits < 0.5

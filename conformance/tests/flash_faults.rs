@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::Client;
+use conformance::nbd_client::{Client, read_mibs};
 use conformance::{Hob, KIB, MIB, Scratch, Serve};
 
 const SIZE: u64 = 32 * MIB;
@@ -50,9 +50,7 @@ fn guests_do_not_notice(harm: impl Fn(&Path, u64)) -> (Scratch, Hob) {
     let hob = Serve::disk(&scratch.text("disk.img")).cached(&pool, "24M", "16K").start(&scratch);
     // First fill the cache, so that data in use is damaged.
     let mut client = hob.connect();
-    for at in (0..SIZE).step_by(MIB as usize) {
-        client.read(at, MIB as u32).unwrap();
-    }
+    read_mibs(&mut client, 0..SIZE);
     let image = std::fs::read(&disk).unwrap();
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     let models: Vec<Vec<u8>> = std::thread::scope(|scope| {
@@ -164,7 +162,7 @@ fn used_pool(scratch: &Scratch) -> (Serve, Vec<u8>) {
     let hob = serve.start(scratch);
     hob.connect().read(0, SIZE as u32).unwrap();
     hob.stop();
-    (serve, std::fs::read(scratch.path("disk.img")).unwrap())
+    (serve, scratch.read("disk.img"))
 }
 
 #[track_caller]

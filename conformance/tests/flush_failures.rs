@@ -8,7 +8,7 @@ use conformance::nbd_client::Client;
 use conformance::process::Process;
 use conformance::scratch::wait_for;
 use conformance::store::nbdkit;
-use conformance::{MIB, Scratch};
+use conformance::{Daemon, MIB, Scratch};
 use rustix::process::Signal;
 
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -21,16 +21,9 @@ impl Stage {
     fn new() -> Stage {
         let scratch = Scratch::new();
         noise_file(&scratch.path("disk.img"), 8 * MIB, 1);
-        let config = format!(
-            "[[disk]]\nname = \"vm\"\nbacking = \"nbd+unix:///?socket={}\"\n",
-            scratch.text("backing.sock"),
-        );
+        let config = format!("[[disk]]\nname = \"vm\"\nbacking = {:?}\n", scratch.backing_uri(),);
         scratch.configure(&config);
         Stage { scratch }
-    }
-
-    fn nbdkit(&self) -> Process {
-        self.nbdkit_with(&[], &[])
     }
 
     /// Starts a server that refuses all writes, so that hob cannot repeat the writes that were not
@@ -39,21 +32,36 @@ impl Stage {
         let log = self.scratch.path("backing.log");
         let logged = format!("logfile={}", log.display());
         let _ = std::fs::remove_file(&log);
-        let filters = ["--filter=log", "--filter=error"];
-        let server =
-            self.nbdkit_with(&filters, &["error-pwrite=EIO", "error-pwrite-rate=100%", logged.as_str()]);
+        let image = self.scratch.text("disk.img");
+        let filters = ["--filter=log", "--filter=error", "file", image.as_str()];
+        let errors = ["error-pwrite=EIO", "error-pwrite-rate=100%", logged.as_str()];
+        let server = nbdkit(&self.scratch.path("backing.sock"), &[&filters[..], &errors].concat());
         let has_refused = || std::fs::read_to_string(&log).is_ok_and(|text| text.contains("error=EIO"));
         wait_for("a refused write", has_refused);
         server
     }
 
-    fn nbdkit_with(&self, filters: &[&str], parameters: &[&str]) -> Process {
-        let image = self.scratch.text("disk.img");
-        nbdkit(&self.scratch.path("backing.sock"), &[filters, &["file", &image], parameters].concat())
-    }
-
     fn connect(&self) -> Client {
         self.scratch.connect_when_served("vm")
+    }
+
+    /// Connects a guest that has an acknowledged write without a flush.
+    #[track_caller]
+    fn guest_with_write(&self) -> Client {
+        let mut guest = self.connect();
+        guest.flush().expect("nothing was lost");
+        guest.write(MIB, &[7; 4096]).unwrap();
+        guest
+    }
+
+    /// Checks that one flush of the next guest fails. `why` is the reason.
+    #[track_caller]
+    fn is_reported_once(&self, why: &str) {
+        let mut guest = self.connect();
+        assert!(guest.flush().is_err(), "{why}");
+        guest.flush().expect("it was told");
+        // Otherwise the next round would take this round's number in the state for its own.
+        wait_for("the end of the debt", || self.owed() == 0);
     }
 
     /// Returns the number of guests in the saved state that have not received the report.
@@ -63,34 +71,30 @@ impl Stage {
     }
 }
 
+fn end(daemon: Daemon, kill: bool) {
+    if kill {
+        daemon.kill();
+    } else {
+        daemon.stop();
+    }
+}
+
 #[test]
 fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
     let stage = Stage::new();
-    let mut backing = stage.nbdkit();
+    let mut backing = stage.scratch.serve_image("disk.img");
     let mut daemon = stage.scratch.start_daemon();
     for kill in [false, true] {
-        let mut guest = stage.connect();
-        guest.flush().expect("nothing was lost");
-        guest.write(MIB, &[7; 4096]).unwrap();
+        let guest = stage.guest_with_write();
         backing.kill();
         backing = stage.refusing_nbdkit();
         wait_for("the loss in the state", || stage.owed() == 1);
         backing.kill();
-        backing = stage.nbdkit();
-        if kill {
-            daemon.kill();
-        } else {
-            daemon.stop();
-        }
+        backing = stage.scratch.serve_image("disk.img");
+        end(daemon, kill);
         drop(guest);
         daemon = stage.scratch.start_daemon();
-        let mut guest = stage.connect();
-        assert!(
-            guest.flush().is_err(),
-            "the acknowledged write may be lost, and this is its guest (kill: {kill})"
-        );
-        guest.flush().expect("it was told");
-        wait_for("the end of the debt", || stage.owed() == 0);
+        stage.is_reported_once(&format!("the acknowledged write may be lost (kill: {kill})"));
     }
     daemon.stop();
 }
@@ -98,7 +102,7 @@ fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
 #[test]
 fn a_restart_of_the_backing_loses_nothing_and_is_no_error() {
     let stage = Stage::new();
-    let mut backing = stage.nbdkit();
+    let mut backing = stage.scratch.serve_image("disk.img");
     let daemon = stage.scratch.start_daemon();
     let mut guest = stage.connect();
     for round in 0..4 {
@@ -111,10 +115,10 @@ fn a_restart_of_the_backing_loses_nothing_and_is_no_error() {
         }
         // A crash of the server's host loses writes that were not flushed.
         noise_file(&stage.scratch.path("disk.img"), 8 * MIB, 1);
-        backing = stage.nbdkit();
+        backing = stage.scratch.serve_image("disk.img");
         guest.flush().expect("hob repeats the write");
         assert_eq!(guest.read(MIB, 4096).unwrap(), [round; 4096]);
-        let image = std::fs::read(stage.scratch.path("disk.img")).unwrap();
+        let image = stage.scratch.read("disk.img");
         assert_eq!(image[MIB as usize..][..4096], [round; 4096]);
     }
     wait_for("the end of the risk in the state", || stage.owed() == 0);
@@ -124,27 +128,17 @@ fn a_restart_of_the_backing_loses_nothing_and_is_no_error() {
 #[test]
 fn hob_ends_while_writes_wait_to_be_repeated() {
     let stage = Stage::new();
-    let mut backing = stage.nbdkit();
+    let mut backing = stage.scratch.serve_image("disk.img");
     let mut daemon = stage.scratch.start_daemon();
     for kill in [false, true] {
-        let mut guest = stage.connect();
-        guest.flush().expect("nothing was lost");
-        guest.write(MIB, &[7; 4096]).unwrap();
+        let guest = stage.guest_with_write();
         backing.kill();
         wait_for("the risk in the state", || stage.owed() == 1);
-        if kill {
-            daemon.kill();
-        } else {
-            daemon.stop();
-        }
+        end(daemon, kill);
         drop(guest);
-        backing = stage.nbdkit();
+        backing = stage.scratch.serve_image("disk.img");
         daemon = stage.scratch.start_daemon();
-        let mut guest = stage.connect();
-        assert!(guest.flush().is_err(), "only the former hob could repeat the write (kill: {kill})");
-        guest.flush().expect("it was told");
-        // Otherwise the next round would take this round's number in the state for its own.
-        wait_for("the end of the debt", || stage.owed() == 0);
+        stage.is_reported_once(&format!("only the former hob could repeat the write (kill: {kill})"));
     }
     daemon.stop();
 }
@@ -153,11 +147,9 @@ fn hob_ends_while_writes_wait_to_be_repeated() {
 #[test]
 fn removing_a_disk_tells_the_operator_of_an_undelivered_report() {
     let stage = Stage::new();
-    let mut backing = stage.nbdkit();
+    let mut backing = stage.scratch.serve_image("disk.img");
     let daemon = stage.scratch.start_daemon();
-    let mut guest = stage.connect();
-    guest.flush().expect("nothing was lost");
-    guest.write(MIB, &[7; 4096]).unwrap();
+    let guest = stage.guest_with_write();
     backing.kill();
     let _backing = stage.refusing_nbdkit();
     wait_for("the loss in the state", || stage.owed() == 1);

@@ -50,10 +50,6 @@ impl Stage {
     fn open(&self) -> File {
         open(&self.scratch.path("vm.img"))
     }
-
-    fn image(&self) -> Vec<u8> {
-        fs::read(self.scratch.path("disk.img")).unwrap()
-    }
 }
 
 fn cached(scratch: &Scratch) -> Serve {
@@ -108,7 +104,7 @@ fn the_file_is_the_disk_and_keeps_its_size() {
     let found = fs::metadata(&path).unwrap();
     assert!(found.is_file());
     assert_eq!((found.len(), found.mode() & 0o7777, found.uid()), (SIZE - 512, 0o600, 0));
-    let image = stage.image();
+    let image = stage.scratch.read("disk.img");
     assert_same(&fs::read(&path).unwrap(), &image, 0, "the whole file");
     let file = stage.open();
     assert_eq!(errno(file.set_len(SIZE)), EPERM);
@@ -135,7 +131,7 @@ fn the_file_is_the_disk_and_keeps_its_size() {
 fn ranges_are_zeroed_to_the_byte() {
     let stage = Stage::cached();
     let path = stage.scratch.path("vm.img");
-    let mut image = stage.image();
+    let mut image = stage.scratch.read("disk.img");
     for (mode, offset, len) in [
         ("--punch-hole", MIB, 3 * MIB),
         ("--zero-range", 8 * MIB + 4096, 40 * MIB),
@@ -151,7 +147,7 @@ fn ranges_are_zeroed_to_the_byte() {
     assert_same(&fs::read(&path).unwrap(), &image, 0, "the file");
     stage.open().sync_all().unwrap();
     stage.hob.stop();
-    let backing = fs::read(stage.scratch.path("disk.img")).unwrap();
+    let backing = stage.scratch.read("disk.img");
     assert_same(&backing, &image, 0, "the backing");
 }
 
@@ -270,7 +266,7 @@ fn make_tree(root: &Path) {
 fn open_files_of_a_killed_daemon_fail_and_the_next_daemon_cleans_up() {
     let stage = Stage::cached();
     let path = stage.scratch.path("vm.img");
-    let mut image = stage.image();
+    let mut image = stage.scratch.read("disk.img");
     let file = stage.open();
     file.write_all_at(&[5; 8192], 4096).unwrap();
     image[4096..12288].fill(5);

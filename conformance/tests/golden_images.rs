@@ -102,7 +102,7 @@ impl Stage {
 
     #[track_caller]
     fn shown(&self, disk: &str) -> Value {
-        self.daemon().json(&["disk", "show", disk])
+        self.daemon().disk(disk)
     }
 
     fn disks(&self) -> Vec<String> {

@@ -1,7 +1,7 @@
 //! Random histories of reads, writes, zeroes and discards on a cached disk. Each reply is compared
 //! with an array in memory, and at the end the backing file is compared too.
 
-use conformance::data::{Noise, assert_same, noise_file};
+use conformance::data::{Noise, assert_same};
 use conformance::nbd_client::{CMD_CACHE, CMD_WRITE, FLAG_FUA};
 use conformance::{MIB, Scratch, Serve};
 
@@ -13,9 +13,7 @@ const SECTOR: u64 = 512;
 fn disk_equals_array(seed: u64, cache: &str, block: &str) {
     println!("seed {seed}, cache {cache}, blocks of {block}");
     let scratch = Scratch::new();
-    let disk = scratch.path("disk.img");
-    noise_file(&disk, SIZE, seed);
-    let mut model = std::fs::read(&disk).unwrap();
+    let mut model = scratch.noise("disk.img", SIZE, seed);
     let hob =
         Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), cache, block).start(&scratch);
     let mut client = hob.connect();
@@ -64,7 +62,7 @@ fn disk_equals_array(seed: u64, cache: &str, block: &str) {
     assert_same(&whole, &model, 0, "the whole disk and the array");
     drop(client);
     hob.stop();
-    assert_same(&std::fs::read(&disk).unwrap(), &model, 0, "the backing file and the array");
+    assert_same(&scratch.read("disk.img"), &model, 0, "the backing file and the array");
 }
 
 /// Promise 2: a read returns the latest acknowledged write, or the backing's data.

@@ -38,7 +38,7 @@ impl Stage {
     fn with_image(make: impl FnOnce(&Path)) -> Self {
         let scratch = Scratch::new();
         make(&scratch.path("disk.img"));
-        let image = std::fs::read(scratch.path("disk.img")).unwrap();
+        let image = scratch.read("disk.img");
         let hob =
             Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "4K").start(&scratch);
         let witness = hob.connect();
@@ -59,7 +59,7 @@ impl Stage {
     fn end(mut self) {
         self.witness_is_well("everything");
         self.hob.stop();
-        let image = std::fs::read(self.scratch.path("disk.img")).unwrap();
+        let image = self.scratch.read("disk.img");
         assert_same(&image, &self.image, 0, "the backing before and after");
     }
 }

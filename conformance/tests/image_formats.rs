@@ -20,7 +20,7 @@ fn headers(scratch: &Scratch) -> Vec<Header> {
     let create = |args: &[&str]| {
         let image = scratch.text("made");
         Tool::new("qemu-img").args(["create", "-q", "-f"]).args(args).arg(&image).arg("1M").run();
-        std::fs::read(scratch.path("made")).unwrap()
+        scratch.read("made")
     };
     let secret = scratch.text("secret");
     let backed = create(&["qcow2", "-F", "raw", "-b", &secret]);
@@ -79,7 +79,7 @@ fn are_all_raw(address: &Address, headers: &[Header], scratch: &Scratch) {
         client.write(*offset, &found).unwrap();
         client.flush().unwrap();
     }
-    assert_eq!(std::fs::read(scratch.path("secret")).unwrap()[..SECRET.len()], *SECRET);
+    assert_eq!(scratch.read("secret")[..SECRET.len()], *SECRET);
 }
 
 fn start(scratch: &Scratch) -> (Daemon, Address) {

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use conformance::data::{Noise, empty_file};
+use conformance::data::{Noise, empty_file, repeated};
 use conformance::hob::command;
 use conformance::nbd_client::{Address, CMD_FLUSH, CMD_WRITE, Client, FLAG_FUA};
 use conformance::{Daemon, MIB, Scratch, Serve, Tool};
@@ -97,11 +97,7 @@ impl Writer {
         if stamp == 0 {
             return vec![0; SECTOR];
         }
-        // In a build without optimization, an iterator over bytes takes a hundred times as long.
-        let word = [self.id + 1, index, stamp].map(u64::to_le_bytes).concat();
-        let mut bytes = word.repeat(SECTOR.div_ceil(word.len()));
-        bytes.truncate(SECTOR);
-        bytes
+        repeated(&[self.id + 1, index, stamp], SECTOR)
     }
 
     /// Writes and flushes until the server is killed, without two requests in flight on one sector.

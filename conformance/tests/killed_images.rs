@@ -9,7 +9,7 @@ use conformance::data::empty_file;
 use conformance::nbd_client::Client;
 use conformance::process::{Process, alive, descendants};
 use conformance::scratch::wait_for;
-use conformance::{MIB, Scratch, Serve, Tool};
+use conformance::{Hob, MIB, Scratch, Serve, Tool};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The processes that are killed.
@@ -61,6 +61,15 @@ fn flushes(client: &mut Client) -> [bool; 2] {
     [client.flush().is_ok(), client.flush().is_ok()]
 }
 
+/// Checks that no guest gets a report, and that the disk has a block of 4 KiB of `byte` at `offset`.
+/// Stops hob.
+#[track_caller]
+fn assert_stored(hob: Hob, offset: u64, byte: u8) {
+    assert_eq!(flushes(&mut hob.connect()), [true, true], "nothing is lost");
+    assert_eq!(hob.connect().read(offset, 4096).unwrap(), [byte; 4096]);
+    hob.stop();
+}
+
 /// Returns the names of the files that mark disks with unflushed changes.
 fn marks(scratch: &Scratch) -> Vec<String> {
     let names = std::fs::read_dir(scratch.dir()).unwrap().flatten();
@@ -90,14 +99,11 @@ fn a_kill_of_hob_and_its_qemu_nbd_is_reported_by_one_failed_flush() {
         client.write(0, &[2; 4096]).unwrap();
         client.flush().unwrap();
     });
-    assert_eq!(flushes(&mut hob.connect()), [true, true], "nothing is lost");
-    assert_eq!(hob.connect().read(0, 4096).unwrap(), [2; 4096]);
-    hob.stop();
+    assert_stored(hob, 0, 2);
 
     let hob = after(Killed::Hob, &mut |client| client.write(1 << 20, &[3; 4096]).unwrap());
-    assert_eq!(flushes(&mut hob.connect()), [true, true], "qemu-nbd has stored the write");
-    assert_eq!(hob.connect().read(1 << 20, 4096).unwrap(), [3; 4096]);
-    hob.stop();
+    // qemu-nbd has stored the write.
+    assert_stored(hob, 1 << 20, 3);
 
     // The second kill comes before a guest has received the report. The qemu-nbd of the second hob
     // stores nothing that the first one has lost.
@@ -119,9 +125,7 @@ fn a_write_that_flash_has_is_not_reported() {
     hob.connect().write(0, &[1; 4096]).unwrap();
     kill(&mut hob.process, Killed::HobAndQemuNbd);
     let hob = serve.start(&scratch);
-    assert_eq!(flushes(&mut hob.connect()), [true, true]);
-    assert_eq!(hob.connect().read(0, 4096).unwrap(), [1; 4096]);
-    hob.stop();
+    assert_stored(hob, 0, 1);
 }
 
 /// Continues a stopped `qemu-nbd` after a second.
@@ -141,9 +145,7 @@ fn a_new_hob_waits_until_a_former_qemu_nbd_has_stored_its_changes() {
     let slow = resume_later(kill_with_stopped_server(&mut hob.process));
     let hob = serve.start(&scratch);
     slow.join().unwrap();
-    assert_eq!(flushes(&mut hob.connect()), [true, true]);
-    assert_eq!(hob.connect().read(0, 4096).unwrap(), [1; 4096]);
-    hob.stop();
+    assert_stored(hob, 0, 1);
 }
 
 /// A hob with another disk, which starts earlier, ends the former `qemu-nbd`.
@@ -162,9 +164,7 @@ fn a_new_hob_waits_until_another_hob_has_ended_the_former_qemu_nbd() {
     let slow = resume_later(server);
     let hob = serve.start(&scratch);
     slow.join().unwrap();
-    assert_eq!(flushes(&mut hob.connect()), [true, true]);
-    assert_eq!(hob.connect().read(0, 4096).unwrap(), [1; 4096]);
-    hob.stop();
+    assert_stored(hob, 0, 1);
 }
 
 #[test]

@@ -94,7 +94,7 @@ fn a_domain_is_attached_and_detached_and_its_definition_is_restored() {
         .map(|rest| rest.split(' ').next().and_then(|text| text.parse().ok()).expect("a time"))
         .collect();
     eprintln!("pauses in ms: {pauses:?}");
-    assert_eq!(pauses.len(), 6, "four attachments and two detachments: {}", output.all());
+    assert_eq!(pauses.len(), 8, "five attachments and three detachments: {}", output.all());
     let (longest, shortest) = (pauses.iter().max(), pauses.iter().min());
     let is_quiet = std::env::var_os("HOB_QUIET").is_some();
     let (pause, limit) = if is_quiet { (longest, PAUSE_MS_MAX) } else { (shortest, BUSY_PAUSE_MS_MAX) };

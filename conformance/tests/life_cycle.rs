@@ -30,10 +30,6 @@ impl Stage {
         Stage { scratch, hob }
     }
 
-    fn image(&self) -> Vec<u8> {
-        std::fs::read(self.scratch.path("disk.img")).unwrap()
-    }
-
     fn tell(&self, event: &str) -> String {
         self.hob.ctl(&["disk", "event", "disk", event])
     }
@@ -45,12 +41,16 @@ fn a_snapshot_that_was_announced_has_every_write() {
     let data = Noise::new(18).bytes(4 * MIB as usize);
     let mut client = stage.hob.connect();
     client.write(MIB, &data).unwrap();
-    assert_ne!(stage.image()[MIB as usize..][..data.len()], data[..], "it is on flash only");
+    assert_ne!(stage.scratch.read("disk.img")[MIB as usize..][..data.len()], data[..], "it is on flash only");
     stage.tell("resume");
-    assert_ne!(stage.image()[MIB as usize..][..data.len()], data[..], "a resume drains nothing");
+    assert_ne!(
+        stage.scratch.read("disk.img")[MIB as usize..][..data.len()],
+        data[..],
+        "a resume drains nothing"
+    );
     stage.tell("snapshot-create");
     assert_same(
-        &stage.image()[MIB as usize..][..data.len()],
+        &stage.scratch.read("disk.img")[MIB as usize..][..data.len()],
         &data,
         MIB,
         "the snapshot and what was written",
@@ -66,7 +66,7 @@ fn a_snapshot_that_was_announced_has_every_write() {
 #[test]
 fn after_a_revert_the_disk_has_its_earlier_content() {
     let stage = Stage::new();
-    let snapshot = stage.image();
+    let snapshot = stage.scratch.read("disk.img");
     let mut client = stage.hob.connect();
     client.write(0, &Noise::new(19).bytes(4 * MIB as usize)).unwrap();
     client.read(8 * MIB, MIB as u32).unwrap();
@@ -86,7 +86,7 @@ fn after_a_revert_the_disk_has_its_earlier_content() {
     wanted[8 * MIB as usize..][..MIB as usize].copy_from_slice(&other);
     assert_same(&client.read(0, DISK as u32).unwrap(), &wanted, 0, "the disk and the snapshot");
     stage.hob.ctl(&["drain", "disk"]);
-    assert_same(&stage.image(), &wanted, 0, "the backing and the snapshot");
+    assert_same(&stage.scratch.read("disk.img"), &wanted, 0, "the backing and the snapshot");
     stage.hob.stop();
 }
 
@@ -95,22 +95,20 @@ fn after_a_revert_the_disk_has_its_earlier_content() {
 #[test]
 fn a_disk_that_was_drained_before_a_revert_has_the_content_of_the_snapshot() {
     let scratch = Scratch::new();
-    let image = scratch.path("disk.img");
-    noise_file(&image, DISK, 22);
-    let snapshot = std::fs::read(&image).unwrap();
+    let snapshot = scratch.noise("disk.img", DISK, 22);
     let serve = Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "4K");
     let hob = serve.arg("--mode", "write-back").arg("--dirty-age-max", "1").start(&scratch);
     let mut client = hob.connect();
     client.write(0, &Noise::new(23).bytes(4 * MIB as usize)).unwrap();
     client.flush().unwrap();
     hob.ctl(&["disk", "event", "disk", "suspend"]);
-    let file = std::fs::OpenOptions::new().write(true).open(&image).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(scratch.path("disk.img")).unwrap();
     file.write_all_at(&snapshot, 0).unwrap();
     // Longer than the maximum age of dirty data.
     std::thread::sleep(Duration::from_secs(3));
     hob.ctl(&["disk", "event", "disk", "snapshot-revert"]);
     assert_same(&client.read(0, DISK as u32).unwrap(), &snapshot, 0, "the disk and the snapshot");
-    assert_same(&std::fs::read(&image).unwrap(), &snapshot, 0, "the backing and the snapshot");
+    assert_same(&scratch.read("disk.img"), &snapshot, 0, "the backing and the snapshot");
     hob.stop();
 }
 

@@ -32,7 +32,7 @@ fn scattered(n: u64) -> impl Iterator<Item = u64> {
 fn the_second_read_is_served_from_memory() {
     let scratch = Scratch::new();
     let hob = serve(&scratch, "4M");
-    let image = std::fs::read(scratch.path("disk.img")).unwrap();
+    let image = scratch.read("disk.img");
     let mut client = hob.connect();
     for pass in 0..2 {
         let before = from_memory(&hob);
@@ -63,10 +63,9 @@ fn a_sequential_reader_finds_its_data_read_ahead() {
 #[track_caller]
 fn prefetched(ring: &str) -> u64 {
     let scratch = Scratch::new();
-    noise_file(&scratch.path("disk.img"), SIZE, 77);
+    let image = scratch.noise("disk.img", SIZE, 77);
     let serve = Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "32M", "4K");
     let hob = serve.ring(ring).arg("--ram", "8M").start(&scratch);
-    let image = std::fs::read(scratch.path("disk.img")).unwrap();
     let mut client = hob.connect();
     for at in (0..SIZE).step_by(REQUEST as usize) {
         let data = client.read(at, REQUEST as u32).unwrap();
@@ -86,7 +85,7 @@ fn prefetched(ring: &str) -> u64 {
 fn writes_are_in_memory_when_they_are_acknowledged() {
     let scratch = Scratch::new();
     let hob = serve(&scratch, "4M");
-    let mut image = std::fs::read(scratch.path("disk.img")).unwrap();
+    let mut image = scratch.read("disk.img");
     let mut client = hob.connect();
     for (i, at) in scattered(60).enumerate() {
         client.read(at, REQUEST as u32).unwrap();
@@ -127,7 +126,7 @@ fn sequential_writes_are_merged_and_verify() {
     let mut client = hob.connect();
     let disk = client.read(0, SIZE as u32).unwrap();
     hob.stop();
-    assert_same(&disk, &std::fs::read(scratch.path("disk.img")).unwrap(), 0, "the disk and its backing");
+    assert_same(&disk, &scratch.read("disk.img"), 0, "the disk and its backing");
 }
 
 #[test]

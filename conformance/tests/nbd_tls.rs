@@ -333,6 +333,6 @@ fn data_is_not_on_the_wire() {
     assert!(holds(b"NBDMAGIC"), "the wire does carry this");
     assert!(!holds(&known) && !holds(b"\0\0\0\x04disk"), "neither data nor the export's name");
     hob.stop();
-    let file = std::fs::read(stage.scratch.path("disk.img")).unwrap();
+    let file = stage.scratch.read("disk.img");
     assert_eq!(file[8192..8256], known);
 }

@@ -40,7 +40,7 @@ fn a_size_that_is_no_multiple_of_4_kib_is_kept() {
         Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "16M", "4K").start(&scratch);
     assert_eq!(Tool::new("nbdinfo").args(["--size", &hob.uri()]).run().trim(), odd.to_string());
     let tail = hob.connect().read(odd - 512, 512).expect("the last sector");
-    let file = std::fs::read(scratch.path("disk.img")).unwrap();
+    let file = scratch.read("disk.img");
     conformance::data::assert_same(&tail, &file[file.len() - 512..], odd - 512, "disk and backing");
 }
 

@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use conformance::data::{Noise, noise_file};
+use conformance::data::{Noise, noise_file, repeated};
 use conformance::nbd_client::{Address, CMD_WRITE, CMD_WRITE_ZEROES, Client, FLAG_FUA};
 use conformance::scratch::wait_for;
 use conformance::store::{ONE_BY_ONE, nbdkit};
@@ -60,8 +60,7 @@ fn bytes(unit: u64, version: Version) -> Vec<u8> {
     if version == 0 {
         return vec![0; UNIT as usize];
     }
-    let words = [unit + 1, version].map(u64::to_le_bytes).concat();
-    words.repeat(UNIT as usize / words.len())
+    repeated(&[unit + 1, version], UNIT as usize)
 }
 
 /// Returns the version that a unit's data has; `None` if no client wrote this data.

@@ -29,10 +29,6 @@ fn api_with(scratch: &Scratch, method: &str, path: &str, body: &str) -> String {
     answer
 }
 
-fn pool(daemon: &Daemon) -> Value {
-    daemon.json(&["pool", "show", "fast"])
-}
-
 /// Starts a daemon with 1 MiB of dirty data in a cache on two devices.
 fn prepare(scratch: &Scratch) -> Daemon {
     scratch.configure("");
@@ -60,7 +56,7 @@ fn a_cache_of_no_disk_is_discarded_with_its_dirty_data_only_with_yes() {
     saved["disks"] = serde_json::json!([]);
     std::fs::write(&state, serde_json::to_vec(&saved).unwrap()).unwrap();
     let daemon = scratch.start_daemon();
-    let owner = pool(&daemon)["orphans"][0]["owner"].as_str().unwrap().to_owned();
+    let owner = daemon.pool("fast")["orphans"][0]["owner"].as_str().unwrap().to_owned();
     let discard = ["pool", "discard-orphan", "fast", &owner];
     let refused = daemon.try_ctl(&discard);
     assert!(
@@ -74,10 +70,10 @@ fn a_cache_of_no_disk_is_discarded_with_its_dirty_data_only_with_yes() {
     let path = format!("/v1/pools/fast/orphans/{owner}");
     let answer = api(&scratch, "DELETE", &path);
     assert!(answer.starts_with("HTTP/1.1 409") && answer.contains("discard_dirty=true"), "{answer}");
-    assert_eq!(pool(&daemon)["orphans"].as_array().unwrap().len(), 1, "nothing was changed");
+    assert_eq!(daemon.pool("fast")["orphans"].as_array().unwrap().len(), 1, "nothing was changed");
     let answer = api(&scratch, "DELETE", &format!("{path}?discard_dirty=true"));
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    assert!(pool(&daemon)["orphans"].is_null(), "none is left");
+    assert!(daemon.pool("fast")["orphans"].is_null(), "none is left");
     daemon.stop();
 }
 
@@ -93,7 +89,7 @@ fn a_device_is_removed_from_a_pool_after_its_caches_were_listed() {
     assert!(!refused.success() && refused.stderr.contains("already exists"), "{}", refused.all());
     let rehearsed = remove(&one, &["--dry-run"]);
     assert!(rehearsed.success() && rehearsed.stderr.contains("vm: its cache moves"), "{}", rehearsed.all());
-    assert_eq!(pool(&daemon)["devices"].as_array().unwrap().len(), 2, "nothing was changed");
+    assert_eq!(daemon.pool("fast")["devices"].as_array().unwrap().len(), 2, "nothing was changed");
     let removed = remove(&one, &[]);
     assert!(removed.success() && removed.stderr.contains("vm: its cache moves"), "{}", removed.all());
     let rehearsed = remove(&two, &["--dry-run"]);
@@ -106,7 +102,7 @@ fn a_device_is_removed_from_a_pool_after_its_caches_were_listed() {
     assert!(!refused.success() && refused.stderr.contains("dirty data of its cache"), "{}", refused.all());
     let answer = api(&scratch, "DELETE", &format!("/v1/pools/fast/devices?path={two}"));
     assert!(answer.starts_with("HTTP/1.1 409"), "{answer}");
-    assert_eq!(pool(&daemon)["devices"].as_array().unwrap().len(), 1, "nothing was changed");
+    assert_eq!(daemon.pool("fast")["devices"].as_array().unwrap().len(), 1, "nothing was changed");
     std::fs::rename(scratch.path("away"), &two).unwrap();
     daemon.stop();
 }
@@ -161,7 +157,7 @@ fn a_lost_state_directory_serves_no_old_data() {
     assert!(Client::connect(&address, "vm").is_err(), "the backing's old data is served");
     let shown = daemon.try_ctl(&["health"]).all();
     assert!(shown.contains("orphan-dirty") && shown.contains("1 MiB of dirty data"), "{shown}");
-    let owner = pool(&daemon)["orphans"][0]["owner"].as_str().unwrap().to_owned();
+    let owner = daemon.pool("fast")["orphans"][0]["owner"].as_str().unwrap().to_owned();
     assert!(shown.contains(&format!("hob cache adopt vm {owner}")), "{shown}");
     let refused = daemon.try_ctl(&["disk", "add", "again", "--backing", &scratch.text("disk.img")]);
     assert!(!refused.success(), "{}", refused.all());

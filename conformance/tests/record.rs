@@ -155,9 +155,7 @@ fn it_ends_with_the_disk_and_with_the_daemon() {
         let (scratch, hob) = stage();
         let mut recording = record(&scratch, &hob, &[]);
         let sent = send(&mut hob.connect());
-        wait_for("all requests in the recording", || {
-            hob.json(&["disk", "show", "disk"])["recording"]["requests"] == sent.len()
-        });
+        wait_for("all requests in the recording", || hob.disk()["recording"]["requests"] == sent.len());
         std::thread::sleep(Duration::from_secs(pause));
         hob.kill();
         let output = recording.finish(WAIT_MAX);

@@ -101,14 +101,14 @@ fn a_replay_changes_nothing_without_permission() {
     recorded(&from, &one, || work(&mut one.connect()));
     let (trace, uri) = (from.text("kept"), one.uri());
     std::fs::copy(from.path("trace"), &trace).unwrap();
-    let before = std::fs::read(from.path("disk.img")).unwrap();
+    let before = from.read("disk.img");
     let seen = recorded(&from, &one, || {
         refused(&[&trace, "--target", &uri], "--allow-writes");
         refused(&[&trace, "--target", &from.text("disk.img")], "--allow-writes");
     });
     assert_eq!(seen.requests, []);
     one.stop();
-    assert_same(&std::fs::read(from.path("disk.img")).unwrap(), &before, 0, "the disk before and after");
+    assert_same(&from.read("disk.img"), &before, 0, "the disk before and after");
 }
 
 #[test]

@@ -8,7 +8,6 @@ use conformance::data::{empty_file, noise_file};
 use conformance::guest::{COMPLAINTS, SENTINEL, start_growing};
 use conformance::nbd_client::Client;
 use conformance::scratch::wait_until;
-use conformance::store;
 use conformance::{MIB, Scratch, Serve, Tool};
 
 /// Maximum time of a VM.
@@ -96,7 +95,7 @@ fn a_disk_in_write_back_grows_and_is_that_large_after_a_kill() {
     // All data reaches the correct place on the backing.
     daemon.ctl(&["drain", "vm"]);
     daemon.stop();
-    let image = std::fs::read(stage.scratch.path("disk.img")).unwrap();
+    let image = stage.scratch.read("disk.img");
     for (mib, byte) in [(0, 0x11), (63, 0x14), (64, 0x14), (95, 0x13), (96, 0), (127, 0x15)] {
         let part = &image[(mib * MIB) as usize..((mib + 1) * MIB) as usize];
         assert!(part.iter().all(|found| *found == byte), "MiB {mib} of the backing");
@@ -164,20 +163,16 @@ fn invalid_requests_are_refused_with_one_line() {
 #[test]
 fn a_larger_nbd_export_needs_another_connection() {
     let stage = Stage::new(16);
-    let socket = stage.scratch.path("backing.sock");
-    let image = stage.scratch.text("disk.img");
-    let serve = || store::nbdkit(&socket, &["file", &image]);
-    let mut backing = serve();
+    let mut backing = stage.scratch.serve_image("disk.img");
     let daemon = stage.scratch.start_daemon();
-    let uri = format!("nbd+unix:///?socket={}", socket.display());
-    daemon.ctl(&["disk", "add", "vm", "--backing", &uri]);
+    daemon.ctl(&["disk", "add", "vm", "--backing", &stage.scratch.backing_uri()]);
     stage.truncate(32);
     let resize = || daemon.try_ctl(&["disk", "resize", "vm", "--size", "32M"]);
     let output = resize();
     let reason = "reports a new size only to new connections";
     assert!(!output.success() && output.stderr.contains(reason), "{}", output.all());
     backing.kill();
-    let _backing = serve();
+    let _backing = stage.scratch.serve_image("disk.img");
     wait_until("the new size", Duration::from_secs(120), || resize().success());
     assert_eq!(stage.size(), 32 * MIB);
     daemon.stop();
@@ -203,7 +198,7 @@ fn a_guest_sees_its_disk_grow() {
         assert!(!console.contains(bad), "{bad}:\n{console}");
     }
     hob.stop();
-    let image = std::fs::read(scratch.path("disk.img")).unwrap();
+    let image = scratch.read("disk.img");
     assert_eq!(image.len() as u64, 192 * MIB);
     let part = |at: u64| &image[at as usize..(at + MIB) as usize];
     assert!(part(MIB) == part(191 * MIB), "what the guest wrote to both ends");

@@ -4,8 +4,8 @@
 use std::fs::OpenOptions;
 use std::time::Duration;
 
-use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::Client;
+use conformance::data::{Noise, assert_same};
+use conformance::nbd_client::read_mibs;
 use conformance::scratch::{wait_for, wait_until};
 use conformance::{Daemon, MIB, Scratch};
 use serde_json::Value;
@@ -20,18 +20,9 @@ const RETURN_MAX: Duration = Duration::from_secs(300);
 /// Returns the device at `path`, as `hob pool show` reports it.
 #[track_caller]
 fn device(daemon: &Daemon, path: &str) -> Value {
-    let pool = daemon.json(&["pool", "show", "fast"]);
+    let pool = daemon.pool("fast");
     let devices = pool["devices"].as_array().expect("a list of devices");
     devices.iter().find(|device| device["path"] == path).expect("the device").clone()
-}
-
-#[track_caller]
-fn read_all(client: &mut Client) -> Vec<u8> {
-    let mut all = Vec::new();
-    for at in (0..SIZE).step_by(MIB as usize) {
-        all.extend(client.read(at, MIB as u32).expect("no read may fail"));
-    }
-    all
 }
 
 /// Promise 3: the loss and the return of a device cause no guest error and lose no data, because
@@ -39,8 +30,7 @@ fn read_all(client: &mut Client) -> Vec<u8> {
 #[test]
 fn a_pool_file_that_was_truncated_and_restored_is_used_again() {
     let scratch = Scratch::new();
-    noise_file(&scratch.path("disk.img"), SIZE, 3);
-    let mut model = std::fs::read(scratch.path("disk.img")).unwrap();
+    let mut model = scratch.noise("disk.img", SIZE, 3);
     scratch.configure("[limits]\nflash_errors_max = 4\n");
     let daemon = scratch.start_daemon();
     let (one, two) = (scratch.text("flash1"), scratch.text("flash2"));
@@ -55,35 +45,35 @@ fn a_pool_file_that_was_truncated_and_restored_is_used_again() {
     client.write(0, &bytes).unwrap();
     client.flush().unwrap();
     model[..DIRTY as usize].copy_from_slice(&bytes);
-    let room = daemon.json(&["disk", "show", "vm"])["cache"]["room"].clone();
+    let room = daemon.disk("vm")["cache"]["room"].clone();
 
     let file = OpenOptions::new().write(true).open(&one).unwrap();
     let size = file.metadata().unwrap().len();
     wait_for("the fence", || {
         file.set_len(TRUNCATED).unwrap();
-        assert_same(&read_all(&mut client), &model, 0, "the disk and its content");
+        assert_same(&read_mibs(&mut client, 0..SIZE), &model, 0, "the disk and its content");
         device(&daemon, &one)["state"] == "fenced"
     });
     wait_for("the reason", || {
         device(&daemon, &one)["reason"].to_string().contains("has another size than before")
     });
-    wait_for("a smaller cache", || daemon.json(&["disk", "show", "vm"])["cache"]["room"] != room);
+    wait_for("a smaller cache", || daemon.disk("vm")["cache"]["room"] != room);
 
     file.set_len(size).unwrap();
     wait_until("the return of the device", RETURN_MAX, || device(&daemon, &one)["state"] == "online");
-    wait_for("the cache to grow", || daemon.json(&["disk", "show", "vm"])["cache"]["room"] == room);
+    wait_for("the cache to grow", || daemon.disk("vm")["cache"]["room"] == room);
     wait_for("health", || {
         let health = daemon.try_ctl(&["health"]).all();
         !health.contains("device-fenced") && !health.contains("cache-degraded")
     });
     let shown = device(&daemon, &one);
     assert!(shown["free"] != shown["size"], "{shown}");
-    assert_same(&read_all(&mut client), &model, 0, "the disk and its content");
+    assert_same(&read_mibs(&mut client, 0..SIZE), &model, 0, "the disk and its content");
     let bytes = Noise::new(6).bytes(DIRTY as usize);
     client.write(DIRTY, &bytes).unwrap();
     client.flush().unwrap();
     model[DIRTY as usize..2 * DIRTY as usize].copy_from_slice(&bytes);
-    assert_same(&read_all(&mut client), &model, 0, "the disk and its content");
+    assert_same(&read_mibs(&mut client, 0..SIZE), &model, 0, "the disk and its content");
     drop(client);
     daemon.stop();
 }

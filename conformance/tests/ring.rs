@@ -1,7 +1,7 @@
 //! Both I/O drivers, selected explicitly. `HOB_RING=threads` runs any other test of this suite with
 //! threads; `cargo xtask test` does this for the tests that move data.
 
-use conformance::data::{Noise, assert_same, noise_file};
+use conformance::data::{Noise, assert_same};
 use conformance::{Hob, MIB, Scratch, Serve, Tool};
 
 const SIZE: u64 = 32 * MIB;
@@ -9,10 +9,9 @@ const SIZE: u64 = 32 * MIB;
 #[track_caller]
 fn moves_data(ring: &str) -> (Scratch, Hob) {
     let scratch = Scratch::new();
-    noise_file(&scratch.path("disk.img"), SIZE, 70);
+    let mut image = scratch.noise("disk.img", SIZE, 70);
     let serve = Serve::disk(&scratch.text("disk.img")).cached(&scratch.path("pool"), "16M", "4K").ring(ring);
     let hob = serve.start(&scratch);
-    let mut image = std::fs::read(scratch.path("disk.img")).unwrap();
     let mut client = hob.connect();
     let data = Noise::new(71).bytes(MIB as usize);
     client.write(3 * MIB + 512, &data).unwrap();

@@ -52,7 +52,7 @@ impl Stage {
             );
         }
         scratch.configure(&config);
-        let content = |disk| std::fs::read(scratch.path(&format!("{disk}.img"))).unwrap();
+        let content = |disk| scratch.read(&format!("{disk}.img"));
         let contents = DISKS.iter().map(|disk| Arc::new(Mutex::new(content(disk)))).collect();
         let daemon = start(&scratch);
         Stage { scratch, daemon, contents }
@@ -77,7 +77,7 @@ impl Stage {
     }
 
     fn shared(&self) -> Value {
-        self.daemon.json(&["pool", "show", "flash"])["shared"].clone()
+        self.daemon.pool("flash")["shared"].clone()
     }
 
     /// Returns the size of a disk's cache in MiB.
@@ -204,7 +204,7 @@ fn disks_of_a_full_pool_are_served_after_an_upgrade_and_restarts() {
     let connect = |disk: &&str| Client::connect(&address, disk).unwrap();
     let mut clients: Vec<Client> = disks.iter().map(connect).collect();
     let free = |daemon: &Daemon| {
-        let pool: Value = daemon.json(&["pool", "show", "flash"]);
+        let pool = daemon.pool("flash");
         pool["free"].as_u64().unwrap() / MIB
     };
     let begun = Instant::now();

@@ -4,10 +4,10 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use conformance::data::{Noise, assert_same, noise_file};
+use conformance::data::{Noise, assert_same};
+use conformance::nbd_client::read_mibs;
 use conformance::process::Process;
 use conformance::scratch::wait_for;
-use conformance::store;
 use conformance::{Hob, MIB, Scratch, Serve};
 use serde_json::Value;
 
@@ -24,19 +24,6 @@ fn mib(count: u64) -> u64 {
     count * MIB / BLOCK
 }
 
-/// Starts an `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
-#[track_caller]
-fn nbdkit(scratch: &Scratch) -> Process {
-    delayed_nbdkit(scratch, "0")
-}
-
-/// Starts an `nbdkit` like [`nbdkit`], each write of which takes at least `delay`.
-#[track_caller]
-fn delayed_nbdkit(scratch: &Scratch, delay: &str) -> Process {
-    let (image, delay) = (scratch.text("disk.img"), format!("wdelay={delay}"));
-    store::nbdkit(&scratch.path("backing.sock"), &["--filter=delay", "file", &image, &delay])
-}
-
 /// hob on nbdkit, with a cache of four segments: one and a half clean, one dirty, the rest free.
 struct Stage {
     scratch: Scratch,
@@ -49,11 +36,10 @@ impl Stage {
     #[track_caller]
     fn new() -> Stage {
         let scratch = Scratch::new();
-        noise_file(&scratch.path("disk.img"), SIZE, 70);
-        let image = std::fs::read(scratch.path("disk.img")).unwrap();
-        let backing = nbdkit(&scratch);
-        let uri = format!("nbd+unix:///?socket={}", scratch.text("backing.sock"));
-        let serve = Serve::disk(&uri).cached(&scratch.path("pool"), "64M", "4K").arg("--mode", "write-back");
+        let image = scratch.noise("disk.img", SIZE, 70);
+        let backing = scratch.serve_image("disk.img");
+        let serve = Serve::disk(&scratch.backing_uri()).cached(&scratch.path("pool"), "64M", "4K");
+        let serve = serve.arg("--mode", "write-back");
         let hob = serve.arg("--dirty-start", "60").arg("--dirty-age-max", "0").start(&scratch);
         let mut client = hob.connect();
         let clean = mib(64)..mib(88);
@@ -95,15 +81,21 @@ impl Stage {
             self.hob.try_ctl(&["disk", "set", "disk", "--backing-timeout", "forever"]).success()
         });
         let mut client = self.hob.connect();
-        for at in (0..SIZE).step_by(MIB as usize) {
-            let data = client.read(at, MIB as u32).unwrap();
-            let expected = &self.image[at as usize..][..MIB as usize];
-            assert_same(&data, expected, at, "the disk and what was written");
-        }
+        let disk = read_mibs(&mut client, 0..SIZE);
+        assert_same(&disk, &self.image, 0, "the disk and what was written");
+    }
+
+    /// Stops hob, and compares the disk and its backing with what was written.
+    #[track_caller]
+    fn end(self) {
+        self.check();
+        self.hob.stop();
+        let backing = self.scratch.read("disk.img");
+        assert_same(&backing, &self.image, 0, "the backing and what was written");
     }
 
     fn shown(&self) -> Value {
-        self.hob.json(&["disk", "show", "disk"])
+        self.hob.disk()
     }
 
     /// Starts a command that halves the cache, and does not wait for its end.
@@ -178,7 +170,7 @@ impl Stage {
     /// Starts the backing again. Requests may fail after 2 s, before hob's next attempt to connect.
     #[track_caller]
     fn restart_backing(&mut self) {
-        self.backing = nbdkit(&self.scratch);
+        self.backing = self.scratch.serve_image("disk.img");
         wait_for("the connection to the backing", || self.shown()["backing_state"]["state"] == "connected");
         // hob refuses this command while a change of the disk is in progress.
         let _ = self.hob.try_ctl(&["disk", "set", "disk", "--backing-timeout", "forever"]);
@@ -221,10 +213,7 @@ fn a_cache_that_gets_smaller_while_the_backing_is_away_takes_writes_and_waits() 
     stage.check();
     stage.write(scattered(mib(40)..mib(41)), 300);
     stage.hob.ctl(&["drain", "disk"]);
-    stage.check();
-    stage.hob.stop();
-    let on_disk = std::fs::read(stage.scratch.path("disk.img")).unwrap();
-    assert_same(&on_disk, &stage.image, 0, "the backing and what was written");
+    stage.end();
 }
 
 #[test]
@@ -305,7 +294,7 @@ fn a_backing_that_dies_during_a_drain_returns_the_disk_to_write_back_until_it_is
     let mut stage = Stage::new();
     stage.limit_waits();
     stage.kill_backing();
-    stage.backing = delayed_nbdkit(&stage.scratch, "1");
+    stage.backing = stage.scratch.serve_image_slowly("disk.img", "1");
     wait_for("the connection to the backing", || stage.shown()["backing_state"]["state"] == "connected");
     stage.hob.ctl(&["drain", "disk", "--no-wait"]);
     // During a drain the disk is in write-through, and reports this.
@@ -324,10 +313,7 @@ fn a_backing_that_dies_during_a_drain_returns_the_disk_to_write_back_until_it_is
     assert_eq!(stage.drain_task()["state"], "running");
     stage.restart_backing();
     wait_for("the end of the drain", || stage.drain_task()["state"] == "done");
-    stage.check();
-    stage.hob.stop();
-    let on_disk = std::fs::read(stage.scratch.path("disk.img")).unwrap();
-    assert_same(&on_disk, &stage.image, 0, "the backing and what was written");
+    stage.end();
 }
 
 #[test]
@@ -356,8 +342,5 @@ fn a_change_of_the_mode_waits_while_the_backing_is_away_and_can_be_cancelled() {
     wait_for("the new mode", || stage.shown()["cache"]["mode"] == "write-through");
     drop(change);
     assert_eq!(stage.hob.stats().number("dirty_bytes").expect("a count") as u64, 0);
-    stage.check();
-    stage.hob.stop();
-    let on_disk = std::fs::read(stage.scratch.path("disk.img")).unwrap();
-    assert_same(&on_disk, &stage.image, 0, "the backing and what was written");
+    stage.end();
 }

@@ -105,7 +105,7 @@ impl Stage {
 /// Returns the stripe size of a disk that the operator chose, and the size in effect, in bytes.
 #[track_caller]
 fn stripe(daemon: &Daemon, disk: &str) -> (Option<u64>, Option<u64>) {
-    let shown = daemon.json(&["disk", "show", disk]);
+    let shown = daemon.disk(disk);
     (shown["stripe"].as_u64(), shown["stripe_in_effect"].as_u64())
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use conformance::data::{Noise, assert_same, assert_same_file, noise_file};
 use conformance::guest::{SENTINEL, start_rounds};
 use conformance::hob::{binary, upgrade};
-use conformance::nbd_client::{Address, Client, request};
+use conformance::nbd_client::{Address, Client, read_mibs, request};
 use conformance::process::{Process, descendants};
 use conformance::scratch::{free_port, is_listening, text, wait_until};
 use conformance::{Authority, Daemon, Loop, MIB, Scratch, Serve, Tool, Unmount};
@@ -34,6 +34,8 @@ const ERROR_INVALID: u32 = 22;
 /// A daemon whose program can be replaced, with a disk `vm` that is also the file `vm.img`.
 struct Stage {
     daemon: Daemon,
+    /// The configuration at the start.
+    config: String,
     // Dropped after the daemon and before the directory.
     _unmount: Unmount,
     scratch: Scratch,
@@ -55,17 +57,27 @@ impl Stage {
             at("disk.img"),
             at("vm.img"),
         );
-        scratch.write_config(config);
+        scratch.write_config(&config);
         install(&binary(), &scratch.path("hob"));
         let daemon =
             Daemon::start_program(&scratch.path("hob"), &scratch.path("hob.toml"), &scratch.path("ctl.sock"));
         // The daemon's socket answers when its disks exist.
         daemon.ctl(&["disk", "list"]);
-        Stage { daemon, _unmount: unmount, scratch }
+        Stage { daemon, config, _unmount: unmount, scratch }
+    }
+
+    /// Starts a daemon whose disk has a persistent cache.
+    fn persistent() -> Stage {
+        Stage::new("persistent = true", "")
+    }
+
+    /// Writes a configuration that consists of the first one and these sections.
+    fn configure(&self, sections: &str) {
+        self.scratch.write_config(self.config.clone() + sections);
     }
 
     fn connect(&self) -> Client {
-        Client::connect(&self.scratch.nbd(), "vm").unwrap()
+        self.scratch.connect("vm")
     }
 
     fn log(&self) -> String {
@@ -158,18 +170,16 @@ fn nothing_is_noticed(settings: &str) {
     assert!(!stage.log().contains("connect again"), "{}", stage.log());
     // Both front ends and the backing have the same content at the end.
     let mut client = stage.connect();
-    let seen: Vec<_> = (0..SIZE / MIB).map(|at| client.read(at * MIB, MIB as u32).unwrap()).collect();
-    // Without optimization, joining buffers takes much less time than an iterator over their bytes.
-    let seen = seen.concat();
+    let seen = read_mibs(&mut client, 0..SIZE);
     assert_same(&fs::read(&file).unwrap(), &seen, 0, "the file");
     stage.upgrade();
     assert_same(&client.read(MIB, MIB as u32).unwrap(), &seen[MIB as usize..2 * MIB as usize], MIB, "NBD");
     assert_same(&fs::read(&file).unwrap(), &seen, 0, "the file");
     stage.daemon.ctl(&["drain", "vm"]);
     drop(client);
-    let Stage { daemon, _unmount, scratch } = stage;
+    let Stage { daemon, _unmount, scratch, .. } = stage;
     daemon.stop();
-    assert_same(&fs::read(scratch.path("disk.img")).unwrap(), &seen, 0, "the backing");
+    assert_same(&scratch.read("disk.img"), &seen, 0, "the backing");
     for left in ["vm.img", "nbd.sock", "ctl.sock"] {
         assert!(!scratch.path(left).exists(), "{left} outlived the daemon");
     }
@@ -188,7 +198,7 @@ fn clients_under_load_see_no_error_in_an_upgrade_with_a_volatile_cache() {
 /// A mounted filesystem stays usable, and open files remain valid.
 #[test]
 fn a_file_system_on_a_loop_device_stays_mounted() {
-    let mut stage = Stage::new("persistent = true", "");
+    let mut stage = Stage::persistent();
     let device = Loop::on(&stage.scratch.path("vm.img"), true);
     Tool::new("mkfs.ext4").args(["-q", "-F"]).arg(device.device()).run();
     let at = stage.scratch.path("mnt");
@@ -249,19 +259,18 @@ fn a_guest_reconnects_by_itself() {
 /// After the new program has started in the daemon's process, an error would end the daemon.
 #[test]
 fn an_upgrade_is_refused_if_the_new_program_could_not_listen_or_join_its_cluster() {
-    let mut stage = Stage::new("persistent = true", "");
-    let config = fs::read_to_string(stage.scratch.path("hob.toml")).unwrap();
+    let mut stage = Stage::persistent();
     let mut client = stage.connect();
     let other_program = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = format!("tcp:{}", other_program.local_addr().unwrap());
     // 192.0.2.1 belongs to no host (RFC 5737).
     for address in [taken.as_str(), "tcp:192.0.2.1:45017", "unix:/proc/nbd.sock"] {
-        stage.scratch.write_config(format!("{config}[[nbd]]\nlisten = \"{address}\"\n"));
+        stage.configure(&format!("[[nbd]]\nlisten = \"{address}\"\n"));
         stage.refused(&format!("cannot listen on {address}: "));
         client.read(0, 4096).unwrap();
     }
     let cluster = "[cluster]\netcd = [\"https://127.0.0.1:1\"]\nca = \"/missing.pem\"\n";
-    stage.scratch.write_config(format!("{config}{cluster}"));
+    stage.configure(cluster);
     stage.refused("/missing.pem");
     client.read(0, 4096).unwrap();
     stage.daemon.stop();
@@ -269,19 +278,18 @@ fn an_upgrade_is_refused_if_the_new_program_could_not_listen_or_join_its_cluster
 
 #[test]
 fn a_listener_moves_to_another_address_of_its_port() {
-    let mut stage = Stage::new("persistent = true", "");
-    let config = fs::read_to_string(stage.scratch.path("hob.toml")).unwrap();
+    let mut stage = Stage::persistent();
     let mut client = stage.connect();
     let port = free_port();
+    let listener = |host: &str| format!("[[nbd]]\nlisten = \"tcp:{host}:{port}\"\n");
     for host in ["127.0.0.1", "0.0.0.0", "127.0.0.1"] {
-        stage.scratch.write_config(format!("{config}[[nbd]]\nlisten = \"tcp:{host}:{port}\"\n"));
+        stage.configure(&listener(host));
         stage.upgrade();
         client.read(0, 4096).unwrap();
         Client::connect(&Address::Tcp(port), "vm").unwrap().read(0, 4096).unwrap();
     }
     // A second listener cannot share the port.
-    let both = ["127.0.0.1", "0.0.0.0"].map(|host| format!("[[nbd]]\nlisten = \"tcp:{host}:{port}\"\n"));
-    stage.scratch.write_config(format!("{config}{}", both.concat()));
+    stage.configure(&["127.0.0.1", "0.0.0.0"].map(listener).concat());
     stage.refused(&format!("cannot listen on tcp:0.0.0.0:{port}: "));
     client.read(0, 4096).unwrap();
     stage.daemon.stop();
@@ -290,14 +298,13 @@ fn a_listener_moves_to_another_address_of_its_port() {
 /// For example, another host has taken over a virtual address.
 #[test]
 fn a_listener_whose_address_the_host_has_lost_does_not_prevent_a_reload() {
-    let mut stage = Stage::new("persistent = true", "");
-    let config = fs::read_to_string(stage.scratch.path("hob.toml")).unwrap();
+    let mut stage = Stage::persistent();
     let mut client = stage.connect();
     // An address for documentation (RFC 5737).
     let ip = |verb: &str| Tool::new("ip").args(["addr", verb, "198.51.100.17/32", "dev", "lo"]).run();
     ip("replace");
     let listen = format!("tcp:198.51.100.17:{}", free_port());
-    stage.scratch.write_config(format!("{config}[[nbd]]\nlisten = \"{listen}\"\n"));
+    stage.configure(&format!("[[nbd]]\nlisten = \"{listen}\"\n"));
     stage.upgrade();
     ip("del");
     stage.upgrade();
@@ -314,7 +321,7 @@ fn an_upgrade_waits_for_a_partial_request_with_a_timeout() {
 
 /// Returns false if the host was too busy to send the rest of a request in time.
 fn waits_for_a_partial_request() -> bool {
-    let mut stage = Stage::new("persistent = true", "");
+    let mut stage = Stage::persistent();
     let (mut quick, mut stuck, mut idle) = (stage.connect(), stage.connect(), stage.connect());
     let head = request(0, 1, 5, 4096, 8192);
     quick.raw().write_all(&[&head[..], &[1; 4000]].concat()).unwrap();
@@ -344,7 +351,7 @@ fn waits_for_a_partial_request() -> bool {
     assert_eq!(idle.receive().unwrap().error, 0);
     let mut first = vec![0; 512];
     idle.take(&mut first).unwrap();
-    assert_same(&first, &fs::read(stage.scratch.path("disk.img")).unwrap()[..512], 0, "the first sector");
+    assert_same(&first, &stage.scratch.read("disk.img")[..512], 0, "the first sector");
     assert_eq!(
         quick.read(4096, 8192).unwrap(),
         [1; 8192],
@@ -362,7 +369,7 @@ fn waits_for_a_partial_request() -> bool {
 /// next program.
 #[test]
 fn no_client_is_refused_during_an_upgrade() {
-    let mut stage = Stage::new("persistent = true", "");
+    let mut stage = Stage::persistent();
     let (address, control) = (stage.scratch.nbd(), stage.scratch.path("ctl.sock"));
     let done = stage.scratch.path("done");
     let callers: Vec<_> = (0..2)
@@ -397,7 +404,7 @@ fn no_client_is_refused_during_an_upgrade() {
 /// No unwanted descriptor stays open, and no child process remains.
 #[test]
 fn descriptors_and_children_do_not_pile_up() {
-    let mut stage = Stage::new("persistent = true", "");
+    let mut stage = Stage::persistent();
     Tool::new("qemu-img").args(["create", "-f", "qcow2", &stage.scratch.text("q.qcow2"), "64M"]).run();
     stage.daemon.ctl(&["disk", "add", "q", "--backing", &stage.scratch.text("q.qcow2")]);
     let clients = [stage.connect(), stage.connect()];
@@ -432,8 +439,8 @@ fn descriptors_and_children_do_not_pile_up() {
 /// notice the attempt.
 #[test]
 fn a_program_that_cannot_take_over_is_refused_and_the_old_one_serves() {
-    let mut stage = Stage::new("persistent = true", "");
-    let (program, config) = (stage.scratch.path("hob"), stage.scratch.path("hob.toml"));
+    let mut stage = Stage::persistent();
+    let program = stage.scratch.path("hob");
     let mut client = stage.connect();
     let file = File::open(stage.scratch.path("vm.img")).unwrap();
     let script = |text: &str| {
@@ -458,10 +465,9 @@ fn a_program_that_cannot_take_over_is_refused_and_the_old_one_serves() {
     fs::remove_file(&program).unwrap();
     check(&mut stage, "cannot be started");
     install(&binary(), &program);
-    let good = fs::read_to_string(&config).unwrap();
-    fs::write(&config, format!("nonsense = 1\n{good}")).unwrap();
+    stage.scratch.write_config(format!("nonsense = 1\n{}", stage.config));
     check(&mut stage, "could not start");
-    fs::write(&config, good).unwrap();
+    stage.configure("");
     stage.upgrade();
     assert_eq!(stage.count("taking over "), 1, "{}", stage.log());
     stage.daemon.stop();
@@ -492,7 +498,7 @@ impl Stage {
 /// the requests that wait for the backing are kept.
 #[test]
 fn an_upgrade_is_refused_while_a_backing_is_unavailable() {
-    let mut stage = Stage::new("persistent = true", "");
+    let mut stage = Stage::persistent();
     let mut server = stage.add_far();
     let mut client = Client::connect(&stage.scratch.nbd(), "far").unwrap();
     server.kill();
@@ -511,7 +517,7 @@ fn an_upgrade_is_refused_while_a_backing_is_unavailable() {
 /// is closed, because the new program could not open the disk.
 #[test]
 fn an_upgrade_is_refused_while_a_cache_serves_a_disk_whose_backing_hangs() {
-    let mut stage = Stage::new("persistent = true", "");
+    let mut stage = Stage::persistent();
     let mut server = stage.add_far();
     let cache = ["cache", "enable", "far", "--pool", "p", "--size", "16M", "--mode", "write-back"];
     stage.daemon.ctl(&[&cache[..], &["--admission", "always", "--dirty-age-max", "0"]].concat());
@@ -603,7 +609,7 @@ fn a_stop_during_an_upgrade_ends_the_daemon_cleanly() {
         for left in ["nbd.sock", "ctl.sock", "vm.img"] {
             assert!(!stage.scratch.path(left).exists(), "{left} after {pause} ms: {}", output.stderr);
         }
-        let drained = &fs::read(stage.scratch.path("disk.img")).unwrap()[..data.len()];
+        let drained = &stage.scratch.read("disk.img")[..data.len()];
         assert_same(drained, &data, 0, &format!("the backing after {pause} ms, and what was written"));
     }
 }
@@ -611,12 +617,10 @@ fn a_stop_during_an_upgrade_ends_the_daemon_cleanly() {
 /// The configuration is read again, and decides the listening sockets.
 #[test]
 fn an_upgrade_follows_the_configuration() {
-    let mut stage = Stage::new("persistent = true", "");
-    let config = stage.scratch.path("hob.toml");
-    let text = fs::read_to_string(&config).unwrap();
+    let mut stage = Stage::persistent();
     let (old, new) = (stage.scratch.path("nbd.sock"), stage.scratch.path("other.sock"));
     let mut client = stage.connect();
-    fs::write(&config, text.replace("/nbd.sock", "/other.sock")).unwrap();
+    stage.scratch.write_config(stage.config.replace("/nbd.sock", "/other.sock"));
     stage.upgrade();
     wait_until("the old door to be shut", UPGRADE_MAX, || !old.exists());
     assert!(new.exists());

@@ -77,7 +77,7 @@ fn a_guest_sees_no_error_when_the_daemon_is_killed_and_started_again() {
     let sees = "serial=disk sectors=393216 queues=2 block=512/4096 discard=1073741824 cache=write-back";
     assert!(console.contains(sees), "not {sees}:\n{console}");
     hob.stop();
-    let disk = std::fs::read(scratch.path("disk.img")).expect("the backing is there");
+    let disk = scratch.read("disk.img");
     for part in 0..4u64 {
         let from = (part * PART_STEP) as usize;
         let file = scratch.path("part");

@@ -22,7 +22,7 @@ fn serve(scratch: &Scratch) -> Hob {
 
 /// Reads the whole disk, and returns true if all data is correct.
 fn is_right(driver: &mut Driver, scratch: &Scratch) -> bool {
-    let disk = std::fs::read(scratch.path("disk.img")).expect("the backing is there");
+    let disk = scratch.read("disk.img");
     let len = DATA_BYTES as usize;
     (0..SIZE / DATA_BYTES).all(|at| {
         let status = driver.run(Kind::Read, at * DATA_BYTES, DATA_BYTES as u32);

@@ -39,7 +39,7 @@ fn is_unharmed(hob: &mut Hob, scratch: &Scratch, what: &str) {
     assert!(hob.process.poll().is_none(), "{what}: hob ended: {}", hob.process.stderr());
     let mut driver = connect(scratch);
     assert_eq!(driver.run(Kind::Read, 4096, 4096), Some(0), "{what}: {}", hob.process.stderr());
-    let disk = std::fs::read(scratch.path("disk.img")).expect("the backing is there");
+    let disk = scratch.read("disk.img");
     assert!(driver.data(0, 4096) == disk[4096..8192], "{what}: something else was read");
 }
 
@@ -141,7 +141,7 @@ fn a_driver_with_endless_chains_stops_no_other_client() {
         let read = (0..100u64).map(|at| nbd.read(at * 4096, 4096)).collect::<Result<Vec<_>, _>>();
         over.store(true, Ordering::Relaxed);
         let read = read.unwrap_or_else(|error| panic!("another client: {error}")).concat();
-        let disk = std::fs::read(scratch.path("disk.img")).expect("the backing is there");
+        let disk = scratch.read("disk.img");
         assert!(read == disk[..read.len()], "something else was read");
     });
     drop(driver);
@@ -293,7 +293,7 @@ fn requests_in_flight_survive_the_end_of_the_server() {
     let mut hob = serve.start(&scratch);
     let mut driver = connect(&scratch);
     let mut noise = Noise::new(3);
-    let mut expected = std::fs::read(scratch.path("disk.img")).expect("the backing is there");
+    let mut expected = scratch.read("disk.img");
     for round in 0..24 {
         let mut answered = vec![false; usize::from(SLOTS)];
         for slot in 0..SLOTS {
@@ -330,7 +330,7 @@ fn requests_in_flight_survive_the_end_of_the_server() {
     }
     drop(driver);
     hob.stop();
-    let disk = std::fs::read(scratch.path("disk.img")).expect("the backing is there");
+    let disk = scratch.read("disk.img");
     assert!(disk == expected, "the backing holds something else");
 }
 

@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use conformance::data::{Noise, assert_same, noise_file};
+use conformance::data::{Noise, assert_same};
 use conformance::nbd_client::Client;
 use conformance::scratch::wait_for;
 use conformance::{Daemon, MIB, Scratch};
@@ -32,8 +32,7 @@ impl Stage {
     fn new(settings: &[&str]) -> (Stage, Daemon) {
         let scratch = Scratch::new();
         scratch.configure("");
-        noise_file(&scratch.path("disk.img"), SIZE, 90);
-        let content = std::fs::read(scratch.path("disk.img")).unwrap();
+        let content = scratch.noise("disk.img", SIZE, 90);
         OpenOptions::new().write(true).open(scratch.path("disk.img")).unwrap().set_len(DISK).unwrap();
         let stage = Stage { scratch, content };
         let daemon = stage.scratch.start_daemon();
@@ -80,7 +79,7 @@ impl Stage {
     }
 
     fn state(daemon: &Daemon) -> String {
-        let shown: serde_json::Value = daemon.json(&["disk", "show", "vm"]);
+        let shown = daemon.disk("vm");
         shown["cache"]["state"].as_str().unwrap().to_owned()
     }
 
@@ -240,7 +239,7 @@ fn dirty_data_stays_in_flash_if_the_file_was_changed_after_a_kill() {
     file.write_all_at(&backup, 0).unwrap();
     file.set_modified(std::time::SystemTime::now() + Duration::from_secs(600)).unwrap();
     daemon = stage.scratch.start_daemon();
-    let show = |daemon: &Daemon| -> serde_json::Value { daemon.json(&["disk", "show", "vm"]) };
+    let show = |daemon: &Daemon| daemon.disk("vm");
     let refusal = "its backing was changed by another program at ";
     wait_for("the refusal", || show(&daemon)["reason"].as_str().is_some_and(|why| why.contains(refusal)));
     let shown = show(&daemon);

@@ -9,7 +9,6 @@ use std::os::unix::fs::FileExt;
 use conformance::data::{Noise, assert_same, empty_file};
 use conformance::nbd_client::Client;
 use conformance::{Hob, MIB, Scratch, Serve, Tool};
-use serde_json::Value;
 
 const SIZE: u64 = 32 * MIB;
 const SECTOR: u64 = 512;
@@ -39,7 +38,7 @@ fn a_copy_of_a_sparse_disk_has_its_dirty_data() {
     let copy = || {
         let _ = std::fs::remove_file(scratch.path("copy"));
         Tool::new("nbdcopy").args([&hob.uri(), &scratch.text("copy")]).run();
-        std::fs::read(scratch.path("copy")).unwrap()
+        scratch.read("copy")
     };
     assert_same(&copy(), &image, 0, "while it is dirty");
     hob.ctl(&["drain", "disk"]);
@@ -54,15 +53,6 @@ fn a_copy_of_a_sparse_disk_has_its_dirty_data() {
 #[track_caller]
 fn dirty(hob: &Hob) -> u64 {
     hob.stats().number("dirty_bytes").expect("a count") as u64
-}
-
-#[track_caller]
-fn shown(hob: &Hob) -> Value {
-    hob.json(&["disk", "show", "disk"])
-}
-
-fn backing(scratch: &Scratch) -> Vec<u8> {
-    std::fs::read(scratch.path("disk.img")).expect("the image")
 }
 
 /// A guest's knowledge of its disk: flushed bytes, and for each sector the later writes.
@@ -150,7 +140,7 @@ fn flushed_writes_survive_kill_9() {
     hob.ctl(&["drain", "disk"]);
     drop(client);
     hob.stop();
-    assert_same(&backing(&scratch), &guest.flushed, 0, "backing and disk");
+    assert_same(&scratch.read("disk.img"), &guest.flushed, 0, "backing and disk");
 }
 
 #[test]
@@ -164,11 +154,16 @@ fn a_clean_stop_keeps_dirty_data_and_a_drain_leaves_none() {
     client.flush().unwrap();
     drop(client);
     hob.stop();
-    assert_eq!(backing(&scratch), vec![0; SIZE as usize], "nothing has reached the backing");
+    assert_eq!(scratch.read("disk.img"), vec![0; SIZE as usize], "nothing has reached the backing");
     let hob = serve.clone().flag("--drain-on-shutdown").start(&scratch);
     assert_same(&hob.connect().read(3 * MIB, MIB as u32).unwrap(), &bytes, 3 * MIB, "after a restart");
     hob.stop();
-    assert_same(&backing(&scratch)[3 * MIB as usize..4 * MIB as usize], &bytes, 3 * MIB, "the backing");
+    assert_same(
+        &scratch.read("disk.img")[3 * MIB as usize..4 * MIB as usize],
+        &bytes,
+        3 * MIB,
+        "the backing",
+    );
 }
 
 #[test]
@@ -190,17 +185,17 @@ fn modes_change_under_a_guest_and_nothing_is_lost() {
         (0..30).for_each(|_| guest.write(&mut client));
         guest.flush(&mut client);
         hob.ctl(&["cache", "set", "disk", "--mode", mode]);
-        assert_eq!(shown(&hob)["cache"]["mode"], mode);
+        assert_eq!(hob.disk()["cache"]["mode"], mode);
         if mode != "write-back" {
             assert_eq!(dirty(&hob), 0, "{mode}");
-            assert_same(&backing(&scratch), &guest.flushed, 0, mode);
+            assert_same(&scratch.read("disk.img"), &guest.flushed, 0, mode);
         }
         guest.check(&mut client, mode);
     }
     (0..30).for_each(|_| guest.write(&mut client));
     guest.flush(&mut client);
     hob.ctl(&["cache", "disable", "disk"]);
-    assert_same(&backing(&scratch), &guest.flushed, 0, "without the cache");
+    assert_same(&scratch.read("disk.img"), &guest.flushed, 0, "without the cache");
     guest.check(&mut client, "without the cache");
 }
 
@@ -220,7 +215,7 @@ fn dirty_data_of_an_earlier_serve_is_recovered_in_any_mode() {
         .arg("--mode", "write-through");
     // Only the newest page of its journal is readable, and this page says that there are others.
     let pool = std::fs::File::options().read(true).write(true).open(scratch.path("pool")).unwrap();
-    let whole = std::fs::read(scratch.path("pool")).unwrap();
+    let whole = scratch.read("pool");
     let pages = whole.chunks(4096).enumerate().filter(|(_, page)| page.starts_with(b"hobJ"));
     let mut pages: Vec<_> = pages.map(|(at, page)| (page[8..16].to_vec(), at as u64 * 4096)).collect();
     pages.sort_by_key(|(sequence, _)| std::cmp::Reverse(sequence.clone()));
@@ -238,7 +233,7 @@ fn dirty_data_of_an_earlier_serve_is_recovered_in_any_mode() {
     drop(client);
     hob.stop();
     let expected = [vec![8; 4096], vec![7; 61440]].concat();
-    assert_eq!(backing(&scratch)[5 * MIB as usize..][..65536], expected);
+    assert_eq!(scratch.read("disk.img")[5 * MIB as usize..][..65536], expected);
 }
 
 /// Promise 2: "Stale flash is never served."
@@ -259,7 +254,11 @@ fn a_backing_changed_behind_hobs_back_is_not_written_over() {
     image.write_all_at(&vec![9; 2 * MIB as usize], 0).unwrap();
     let said = serve.refused(&scratch).all();
     assert!(said.contains("does not match the cached data") && said.contains("64 KiB"), "{said}");
-    assert_eq!(backing(&scratch)[..2 * MIB as usize], vec![9; 2 * MIB as usize], "nothing was written");
+    assert_eq!(
+        scratch.read("disk.img")[..2 * MIB as usize],
+        vec![9; 2 * MIB as usize],
+        "nothing was written"
+    );
     // After the backing is restored, all data is there.
     image.write_all_at(&vec![0; 2 * MIB as usize], 0).unwrap();
     let hob = serve.start(&scratch);

@@ -1,5 +1,5 @@
 //! Prepares the files of the Debian package, builds the package with cargo-deb, and checks the
-//! result, also with lintian.
+//! result, also with lintian. `--quick-start` also follows docs/QUICKSTART_LIBVIRT.md with the package.
 //!
 //! `[package.metadata.deb]` of hob's Cargo.toml lists the installed files.
 
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::suite::FEATURES;
+use crate::suite::{self, FEATURES};
 use crate::{packages, shell, third_party};
 
 /// Options of the build.
@@ -18,10 +18,14 @@ pub(crate) struct Arguments {
     /// Package a debug build for tests: faster to build, not for release
     #[arg(long)]
     debug: bool,
+    /// Also follow the quick start for libvirt with the package, from its installation to a cached
+    /// domain; needs root, and does not change the host
+    #[arg(long)]
+    quick_start: bool,
 }
 
 /// Files that the package must have.
-const CONTENTS: [&str; 21] = [
+const CONTENTS: [&str; 23] = [
     "./usr/bin/hob",
     "./etc/hob/hob.toml",
     "./usr/lib/systemd/system/hob.service",
@@ -40,9 +44,11 @@ const CONTENTS: [&str; 21] = [
     "./usr/share/doc/hob/examples/openstack/pyproject.toml",
     "./usr/share/doc/hob/examples/proxmox/HobPlugin.pm",
     "./usr/share/doc/hob/examples/proxmox/hob-hook.sh",
-    "./usr/share/doc/hob/examples/libvirt/apparmor",
+    "./etc/apparmor.d/abstractions/libvirt-qemu.d/hob",
     "./usr/share/doc/hob/examples/libvirt/hook.conf",
     "./usr/share/doc/hob/examples/prometheus/alerts.yml",
+    "./usr/share/doc/hob/examples/selinux/hob_qemu.fc",
+    "./usr/share/doc/hob/examples/selinux/hob_qemu.te",
 ];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -65,6 +71,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let said = shell::output(&mut deb)?;
     let package = said.lines().last().context("cargo-deb did not print the path of the package")?;
     check(Path::new(package))?;
+    if arguments.quick_start {
+        let mut test = suite::cargo_test(&["--test", "attach_quick_start", "--", "--nocapture"]);
+        shell::run_tests(test.env("HOB_DEB", Path::new(package).canonicalize()?))?;
+    }
     println!("{package}");
     Ok(())
 }
@@ -139,6 +149,10 @@ fn check(package: &Path) -> Result<()> {
         if !names.contains(&wanted) {
             bail!("the package lacks {wanted}; it has\n{contents}");
         }
+    }
+    // Fails if cargo-deb has left out a script.
+    for script in ["preinst", "postinst", "postrm"] {
+        shell::output(Command::new("dpkg-deb").arg("--info").arg(package).arg(script))?;
     }
     let scratch = tempfile::tempdir()?;
     shell::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(scratch.path()))?;

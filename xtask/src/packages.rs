@@ -68,6 +68,10 @@ const PACKAGES: &[Package] = &[
     Package { name: "libvirt-clients", shown_by: &["virsh", "virt-xml-validate"] },
     // virt-xml-validate runs this program.
     Package { name: "libxml2-utils", shown_by: &["xmllint"] },
+    // Compilers of the rules that let QEMU connect to hob.
+    Package { name: "apparmor", shown_by: &["apparmor_parser"] },
+    Package { name: "checkpolicy", shown_by: &["checkmodule"] },
+    Package { name: "semodule-utils", shown_by: &["semodule_package"] },
     Package { name: "git", shown_by: &["git"] },
     // The test of OpenStack's os-brick uses this package to install os-brick with pip.
     Package { name: "python3-pip", shown_by: &["python3", "pip3"] },

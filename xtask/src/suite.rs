@@ -25,7 +25,7 @@ const EMULATED: [&str; 4] = ["attach", "host_device", "vhost_user", "upgrade"];
 
 /// Other black-box test files that take half a minute or longer. These files start first. Otherwise
 /// the last of them would run alone at the end.
-const LONG: [&str; 16] = [
+const LONG: [&str; 17] = [
     "postgres",
     "live_migration",
     "container",
@@ -42,6 +42,7 @@ const LONG: [&str; 16] = [
     "warm_restart",
     "libvirt",
     "attach_started",
+    "bench_scaling",
 ];
 
 /// Black-box test files that mostly wait, for example for leases to end or for slow stores. These
@@ -78,8 +79,8 @@ const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_
 pub(crate) const TORTURE: [&str; 5] =
     ["hung_file", "losing_flash", "failed_flash", "stale_file", "volatile_backing"];
 
-/// Black-box test files that other steps run, besides [`TORTURE`].
-const APART: [&str; 1] = ["nbd_psk"];
+/// Black-box test files that other steps or commands run, besides [`TORTURE`].
+const APART: [&str; 2] = ["nbd_psk", "attach_quick_start"];
 
 /// hob's optional features: TLS by OpenSSL with pre-shared keys, and object stores in clouds.
 pub(crate) const FEATURES: &str = "hob/psk,hob/objects-cloud";
@@ -199,7 +200,8 @@ pub(crate) fn all() -> Result<()> {
     let usual: Vec<&str> = LONG.into_iter().chain(short).collect();
     // The container image has all features.
     let with_features = with_features()?;
-    let environment = [("HOB_FEATURES_BIN", with_features.as_path())];
+    let bench = build_program("bench", "")?;
+    let environment = [("HOB_FEATURES_BIN", with_features.as_path()), ("HOB_BENCH_BIN", bench.as_path())];
     all_of([
         queues_against_plain(&[(&EMULATED, 1), (&usual, AT_ONCE)], &[], &environment),
         against_plain(&WAITING, AT_ONCE, &[WAITING_THREADS], &[]),

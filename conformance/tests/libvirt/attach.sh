@@ -47,6 +47,14 @@ definition | cmp - before.xml
 qemu_owns_the_image
 guest_writes 3 2M
 
+# The record of the attachment is lost. QEMU names hob's disk, and the daemon names the image.
+attach
+guest_writes 8 7M
+rm records/web-virtio-disk0.json
+hob detach libvirt:web --records records
+definition | cmp - before.xml
+qemu_owns_the_image
+
 # The next start uses hob's disk.
 attach
 virsh -q destroy web
@@ -94,6 +102,6 @@ hob detach --stopped libvirt:web --records records
 if hob disk list | grep web-virtio-disk0; then exit 1; fi
 
 qemu-img check -q image.qcow2
-for number in 1 2 3 4 5 6 7; do
+for number in 1 2 3 4 5 6 7 8; do
     if qemu-io -f qcow2 -c "read -P $number $((number - 1))M 1M" image.qcow2 | grep 'verification failed'; then exit 1; fi
 done

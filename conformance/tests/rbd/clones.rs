@@ -72,7 +72,7 @@ impl Stage {
 
     #[track_caller]
     fn shown(&self, disk: &str) -> Value {
-        self.daemon().json(&["disk", "show", disk])
+        self.daemon().disk(disk)
     }
 
     /// Returns the default name of the parent's disk.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::Client;
+use conformance::nbd_client::{Client, read_mibs};
 use conformance::process::Process;
 use conformance::scratch::wait_for;
 use conformance::{Cluster, Daemon, MIB, Scratch, Tool};
@@ -84,9 +84,7 @@ impl Stage {
         let reads = (HOT.end - HOT.start) / MIB;
         wait_for("the hot part to be cached", || {
             let before = self.daemon.stats("vm").hits();
-            for at in HOT.step_by(MIB as usize) {
-                client.read(at, MIB as u32).unwrap();
-            }
+            read_mibs(&mut client, HOT);
             self.daemon.stats("vm").hits() - before >= reads
         });
     }
@@ -217,10 +215,7 @@ fn fio_verifies_while_osds_are_killed_paused_and_restarted() {
     // The cluster has all acknowledged writes after everything was restored.
     stage.daemon.ctl(&["drain", "vm"]);
     let mut client = stage.connect();
-    let mut disk = Vec::with_capacity(SIZE as usize);
-    for at in (0..SIZE).step_by(MIB as usize) {
-        disk.extend(client.read(at, MIB as u32).unwrap());
-    }
+    let disk = read_mibs(&mut client, 0..SIZE);
     assert_same(&disk[..COLD.end as usize], &stage.image, 0, "what nobody wrote and the image");
     assert!(disk[COLD.end as usize..].iter().any(|byte| *byte != 0), "fio wrote nothing");
     drop((client, hits));

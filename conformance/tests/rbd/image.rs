@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use conformance::data::{Noise, assert_same, noise_file};
-use conformance::nbd_client::{CMD_WRITE, Client, EPERM};
+use conformance::nbd_client::{CMD_WRITE, Client, EPERM, read_mibs};
 use conformance::scratch::{wait_for, wait_until};
 use conformance::{Cluster, Daemon, MIB, Scratch, Serve, Tool};
 use rustix::process::Signal;
@@ -52,7 +52,7 @@ fn daemon(cluster: &Cluster, scratch: &Scratch) -> Daemon {
 
 #[track_caller]
 fn state(daemon: &Daemon) -> (String, String) {
-    let shown: Value = daemon.json(&["disk", "show", "vm"]);
+    let shown = daemon.disk("vm");
     let word = |name: &str| shown[name].as_str().unwrap_or_default().to_owned();
     (word("state"), word("reason"))
 }
@@ -60,13 +60,6 @@ fn state(daemon: &Daemon) -> (String, String) {
 #[track_caller]
 fn wait_online(daemon: &Daemon, limit: Duration) {
     wait_until("the disk to be online", limit, || state(daemon).0 == "online");
-}
-
-/// Reads the whole disk, which fills the cache.
-#[track_caller]
-fn read_all(client: &mut Client) -> Vec<u8> {
-    let parts = (0..SIZE).step_by(MIB as usize).map(|at| client.read(at, MIB as u32).unwrap());
-    parts.collect::<Vec<_>>().concat()
 }
 
 /// Connects to the disk after it was opened again; while the image is lost, every read fails.
@@ -100,7 +93,7 @@ fn an_image_has_one_writer_and_a_replaced_writer_is_fenced() {
     let mut client = scratch.connect("vm");
     client.write(0, &[1; 65536]).unwrap();
     daemon.ctl(&["drain", "vm"]);
-    assert_same(&read_all(&mut client)[65536..], &before[65536..], 65536, "the disk and the image");
+    assert_same(&read_mibs(&mut client, 0..SIZE)[65536..], &before[65536..], 65536, "the disk and the image");
     // A second client receives the name of the first, and changes nothing.
     let second = Serve::disk(&cluster.spec("disk"));
     let refused = second.refused(&other);
@@ -112,7 +105,7 @@ fn an_image_has_one_writer_and_a_replaced_writer_is_fenced() {
     let fenced = fenced(&mut client);
     println!("fenced {fenced:?} after the lock was broken");
     let mut client = served_again(&scratch);
-    assert_same(&read_all(&mut client)[65536..], &before[65536..], 65536, "the disk and the image");
+    assert_same(&read_mibs(&mut client, 0..SIZE)[65536..], &before[65536..], 65536, "the disk and the image");
     // Another client takes the lock while this client is paused and cannot notice.
     daemon.process.signal(Signal::STOP);
     cluster.break_lock("disk");
@@ -158,7 +151,12 @@ fn a_killed_daemon_gets_its_image_back_with_dirty_data() {
     let begun = Instant::now();
     wait_online(&again, DEAD_MAX);
     println!("back {:?} after the next start", begun.elapsed());
-    assert_same(&read_all(&mut scratch.connect("vm")), &expected, 0, "the disk and what was written");
+    assert_same(
+        &read_mibs(&mut scratch.connect("vm"), 0..SIZE),
+        &expected,
+        0,
+        "the disk and what was written",
+    );
     again.ctl(&["drain", "vm"]);
     again.stop();
     assert_same(&cluster.export("disk"), &expected, 0, "the image and what was written");
@@ -181,7 +179,7 @@ fn snapshots_are_read_and_not_written() {
         Serve::disk(&spec).flag("--read-only").cached(&scratch.path("pool"), "40M", "4K").start(&scratch);
     let mut client = hob.connect();
     for _ in 0..2 {
-        assert_same(&read_all(&mut client), &before, 0, "the snapshot and what the image was");
+        assert_same(&read_mibs(&mut client, 0..SIZE), &before, 0, "the snapshot and what the image was");
     }
     assert!(hob.stats().hits() > 0, "{}", hob.stats().text());
     assert_eq!(client.call(0, CMD_WRITE, 0, 4096, &[1; 4096]).unwrap(), EPERM);

@@ -2,7 +2,7 @@
 //! image locked.
 
 use conformance::data::noise_file;
-use conformance::nbd_client::Client;
+use conformance::nbd_client::{Client, read_mibs};
 use conformance::scratch::wait_for;
 use conformance::{Authority, Cluster, MIB, Plan, TestHost};
 use serde_json::Value;
@@ -37,7 +37,7 @@ fn a_disk_on_rbd_moves_with_its_cache_and_one_host_has_the_lock() {
     a.ctl(&["disk", "add", "vm", "--backing", &cluster.spec("disk")]);
     a.tell("cache enable vm --pool fast --size 40M --block-size 4K --mode write-back");
     let mut client = a.connect("vm");
-    (0..SIZE).step_by(MIB as usize).for_each(|at| drop(client.read(at, MIB as u32).unwrap()));
+    read_mibs(&mut client, 0..SIZE);
     let mut write = |client: &mut Client, at: u64, byte: u8| {
         client.write(at, &[byte; 65536]).unwrap();
         client.flush().unwrap();
@@ -78,9 +78,7 @@ fn a_disk_on_rbd_moves_with_its_cache_and_one_host_has_the_lock() {
     let third = lockers(&cluster);
     assert!(third.len() == 1 && third != second, "{second:?} and {third:?}");
     a.ctl(&["drain", "vm"]);
-    let seen: Vec<_> =
-        (0..SIZE).step_by(MIB as usize).map(|at| client.read(at, MIB as u32).unwrap()).collect();
-    assert!(seen.concat() == expected, "the disk is not what was written");
+    assert!(read_mibs(&mut client, 0..SIZE) == expected, "the disk is not what was written");
     drop((client, there));
     a.ctl(&["disk", "remove", "vm"]);
     assert!(cluster.export("disk") == expected, "nor is the image");

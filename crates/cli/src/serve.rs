@@ -1,13 +1,13 @@
 //! `hob serve`: serves one disk without a configuration file.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
 use hob_control::{CacheEnable, CacheSettings, DiskAdd, Endpoint, Size};
 use hob_daemon::{
-    AllowEntry, CONTROL_SOCKET, ClientMatch, ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, Plan, Serving,
-    TlsFiles, ring_kind,
+    AllowEntry, ClientMatch, ControlConfig, NbdEntry, NbdSecrets, NbdTlsFiles, Plan, Serving, TlsFiles,
+    ring_kind,
 };
 use hob_storage::ring::RingKind;
 
@@ -87,7 +87,6 @@ pub(crate) struct Serve {
 }
 
 pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
-    args.listen.iter().try_for_each(check_directory)?;
     let cache = match (args.pool, args.size) {
         (Some(device), Some(size)) => {
             let settings = args.settings.into();
@@ -132,36 +131,4 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
         return super::output::write(format!("{}\n", hob_daemon::can_take_over()).as_bytes());
     }
     hob_daemon::run(plan)
-}
-
-/// Refuses a Unix socket in a directory that does not exist. A daemon would create the directory;
-/// a path on the command line is more likely to be a mistake. hob creates only its own directory,
-/// `/run/hob`, which is missing while no unit runs hob.
-fn check_directory(endpoint: &Endpoint) -> anyhow::Result<()> {
-    let Endpoint::Unix(path) = endpoint else { return Ok(()) };
-    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
-    let is_own = |directory: &Path| Path::new(CONTROL_SOCKET).parent() == Some(directory);
-    match directory.filter(|directory| !directory.exists() && !is_own(directory)) {
-        None => Ok(()),
-        Some(missing) => {
-            bail!(
-                "cannot listen on {endpoint}: create the directory {}, which does not exist",
-                missing.display()
-            )
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_socket_needs_a_directory_unless_it_is_hobs_own() {
-        let check = |path: &str| check_directory(&Endpoint::Unix(path.into()));
-        check("/run/hob/vm.sock").unwrap();
-        check("vm.sock").unwrap();
-        let error = check("/no/such/vm.sock").unwrap_err().to_string();
-        assert!(error.contains("create the directory /no/such"), "{error}");
-    }
 }

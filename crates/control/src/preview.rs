@@ -91,6 +91,10 @@ pub struct Preview {
     pub dirty_unknown: bool,
     /// Number of clients and guests that the change disconnects.
     pub clients: u64,
+    /// Process ids of the NBD clients on Unix sockets that the change disconnects, in the daemon's
+    /// process id namespace. Other clients, and clients outside this namespace, are left out.
+    #[serde(default)]
+    pub client_pids: Vec<u32>,
 }
 
 impl Preview {

@@ -449,6 +449,9 @@ impl State {
             ShardCall::Users { answer, .. } => {
                 let _ = answer.send(Ok(self.users));
             }
+            ShardCall::ClientPids { answer, .. } => {
+                let _ = answer.send(Ok((0..self.users).map(|_| std::process::id()).collect()));
+            }
             ShardCall::Reset { id, counter, answer } => {
                 self.command(id, counter.command(), Waiting::Add(answer));
             }

@@ -78,7 +78,7 @@ use nbd_listener::{ListenAddress, Listener, ListenerContext, NbdSession, NbdTls}
 use relay::{Relays, Spawner};
 use services::{FlashExports, MigrationTransport, Services, wait_max};
 use shard_api::{ShardEvent, ShardHandle};
-use socket_access::SocketAccess;
+use socket_access::{MissingDirectory, SocketAccess};
 use state::{State, Store};
 use tls::{Tls, WithoutCertificate};
 use upgrade::{HandOff, InheritedState};
@@ -110,6 +110,16 @@ enum Content {
     Kept { store: Store, state: State, config: Box<Config> },
     /// One disk, from the command line.
     One { disk: Box<DiskAdd>, cache: Option<(String, CacheEnable)>, force: bool },
+}
+
+impl Content {
+    /// Returns what hob does if the directory of an NBD socket does not exist.
+    fn missing_directory(&self) -> MissingDirectory {
+        match self {
+            Content::Kept { .. } => MissingDirectory::Create,
+            Content::One { .. } => MissingDirectory::Refuse,
+        }
+    }
 }
 
 /// The arguments of `hob serve`.
@@ -232,6 +242,13 @@ impl Plan {
         if let Some(what) = wrong {
             anyhow::bail!(what);
         }
+        let content = Content::One { disk: Box::new(disk), cache, force };
+        // A wrong path is reported before hob opens the disk and creates the file of its pool.
+        for NbdEntry { listen, .. } in &listen {
+            let Endpoint::Unix(path) = listen else { continue };
+            let prepared = content.missing_directory().prepare(path);
+            prepared.with_context(|| format!("cannot listen on {listen}"))?;
+        }
         Ok(Plan {
             sockets: SocketAccess::of(&sockets)?,
             listen: listen_addresses(&[], &listen)?,
@@ -242,7 +259,7 @@ impl Plan {
             shards: 1,
             limits: Limits::default(),
             drain_on_shutdown,
-            content: Content::One { disk: Box::new(disk), cache, force },
+            content,
         })
     }
 }
@@ -394,6 +411,7 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let Lifecycle { shards, listening, notifier, .. } = lifecycle;
     let Plan { listen, allow, control, guard, limits, content, sockets, .. } = plan;
+    let missing = content.missing_directory();
     let backing_options =
         BackingOptions { wait_max: wait_max(limits.backing_timeout()), ..BackingOptions::default() };
     let exports = Exports::default();
@@ -456,7 +474,7 @@ async fn serve(
     };
     services.exports.drop_unwanted_files().await;
     for address in &listen {
-        let listener = Listener::bind(address, sockets, listening)
+        let listener = Listener::bind(address, sockets, missing, listening)
             .await
             .with_context(|| format!("cannot listen on {}", address.endpoint))?;
         tracing::info!("NBD clients connect to {}", listener.endpoint());

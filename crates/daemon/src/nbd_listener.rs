@@ -24,7 +24,7 @@ use super::half_open::{HALF_OPEN_MAX, HALF_OPEN_TIME_MAX, HalfOpenConnections, H
 use super::listening_sockets::{self, ListeningSockets};
 use super::relay::{self, Spawner};
 use super::shard_api::{ConnectionPermit, Transport};
-use super::socket_access::{SocketAccess, bind_socket, create_parent};
+use super::socket_access::{MissingDirectory, SocketAccess, bind_socket};
 use super::tls::{PeerCertificate, Tls};
 use super::watchdog::contained_task;
 use crate::background::spawn;
@@ -97,6 +97,7 @@ impl Listener {
     pub(crate) async fn bind(
         address: &ListenAddress,
         access: SocketAccess,
+        missing: MissingDirectory,
         listening: &ListeningSockets,
     ) -> io::Result<Listener> {
         let ListenAddress { endpoint, tls } = address;
@@ -107,7 +108,7 @@ impl Listener {
                 let listener = match open {
                     // The previous program may have had other access rights.
                     Some(socket) => access.apply(path).map(|()| socket.into()),
-                    None => create_parent(path).and_then(|()| bind_socket(path, access)),
+                    None => missing.prepare(path).and_then(|()| bind_socket(path, access)),
                 }?;
                 listening.add(name.clone(), &listener);
                 (Socket::Unix(UnixListener::from_std(listener)?), endpoint.clone())
@@ -549,21 +550,37 @@ mod tests {
         assert!(!permits(&ExportInfo::new(4096), &writable));
     }
 
+    async fn bind(address: &ListenAddress, missing: MissingDirectory) -> io::Result<Listener> {
+        Listener::bind(address, SocketAccess::default(), missing, &ListeningSockets::default()).await
+    }
+
+    /// `hob serve` refuses such a socket, and a daemon creates the directory.
+    #[tokio::test]
+    async fn a_socket_in_a_missing_directory_is_refused_or_gets_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new/nbd.sock");
+        let address = ListenAddress { endpoint: Endpoint::Unix(path.clone()), tls: None };
+        let refused = bind(&address, MissingDirectory::Refuse).await.err().unwrap();
+        assert!(refused.to_string().starts_with("create the directory "), "{refused}");
+        assert!(!dir.path().join("new").exists());
+        let _listener = bind(&address, MissingDirectory::Create).await.unwrap();
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
+    }
+
     #[tokio::test]
     async fn a_socket_that_is_there_answers_and_replaces_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nbd.sock");
         let address = ListenAddress { endpoint: Endpoint::Unix(path.clone()), tls: None };
-        let listener =
-            Listener::bind(&address, SocketAccess::default(), &ListeningSockets::default()).await.unwrap();
+        let listener = bind(&address, MissingDirectory::Refuse).await.unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
         std::os::unix::net::UnixStream::connect(&path).unwrap();
-        let again = Listener::bind(&address, SocketAccess::default(), &ListeningSockets::default()).await;
+        let again = bind(&address, MissingDirectory::Refuse).await;
         assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         drop(listener);
         assert!(!path.exists());
         std::fs::write(&path, "a file of somebody's").unwrap();
-        let again = Listener::bind(&address, SocketAccess::default(), &ListeningSockets::default()).await;
+        let again = bind(&address, MissingDirectory::Refuse).await;
         assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file of somebody's");
     }
@@ -571,8 +588,7 @@ mod tests {
     #[tokio::test]
     async fn a_listener_names_the_port_that_the_system_chose() {
         let address = ListenAddress { endpoint: "tcp:127.0.0.1:0".parse().unwrap(), tls: None };
-        let listener =
-            Listener::bind(&address, SocketAccess::default(), &ListeningSockets::default()).await.unwrap();
+        let listener = bind(&address, MissingDirectory::Refuse).await.unwrap();
         let Endpoint::Tcp { host, port } = listener.endpoint() else { panic!("{}", listener.endpoint()) };
         assert_ne!(*port, 0);
         std::net::TcpStream::connect((host.as_str(), *port)).unwrap();

@@ -20,7 +20,7 @@ use crate::exports::{Export, Exports};
 use crate::listening_sockets::ListeningSockets;
 use crate::nbd_listener::{ListenAddress, Listener, ListenerContext};
 use crate::shard_api::ShardHandle;
-use crate::socket_access::SocketAccess;
+use crate::socket_access::{MissingDirectory, SocketAccess};
 use hob_shard::ShardOptions;
 
 const DISK: DiskId = DiskId(0);
@@ -66,8 +66,9 @@ impl OneDisk {
         let (bound, is_bound) = std::sync::mpsc::channel();
         let listener = std::thread::spawn(move || {
             Builder::new_current_thread().enable_all().build()?.block_on(async {
+                let (access, missing) = (SocketAccess::default(), MissingDirectory::Create);
                 let listener =
-                    Listener::bind(&address, SocketAccess::default(), &ListeningSockets::default()).await?;
+                    Listener::bind(&address, access, missing, &ListeningSockets::default()).await?;
                 let _ = bound.send(());
                 let allow = AllowList::default();
                 let context = ListenerContext { exports, allow, connections_max: CONNECTIONS_MAX };

@@ -108,10 +108,38 @@ pub(crate) fn mode_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     }))
 }
 
-/// Creates the directory of a Unix socket if it does not exist.
-pub(crate) fn create_parent(path: &Path) -> io::Result<()> {
-    let parent = path.parent().filter(|directory| !directory.as_os_str().is_empty());
-    parent.map_or(Ok(()), std::fs::create_dir_all)
+/// What hob does if the directory of a new Unix socket does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MissingDirectory {
+    /// hob creates the directory.
+    Create,
+    /// hob refuses the socket. A wrong path on a command line is more likely to be a mistake than
+    /// one in hob.toml. hob creates only [`OWN_DIRECTORY`].
+    Refuse,
+}
+
+/// hob's own directory of sockets. It is missing after the host has started, until a unit runs hob.
+const OWN_DIRECTORY: &str = "/run/hob";
+
+impl MissingDirectory {
+    /// Creates or checks the directory of a Unix socket.
+    pub(crate) fn prepare(self, socket: &Path) -> io::Result<()> {
+        let directory = socket.parent().filter(|directory| !directory.as_os_str().is_empty());
+        let Some(directory) = directory else { return Ok(()) };
+        match self {
+            MissingDirectory::Create => std::fs::create_dir_all(directory),
+            MissingDirectory::Refuse if directory.try_exists()? => Ok(()),
+            MissingDirectory::Refuse if is_own(directory) => std::fs::create_dir_all(directory),
+            MissingDirectory::Refuse => {
+                let what = format!("create the directory {}, which does not exist", directory.display());
+                Err(io::Error::new(io::ErrorKind::NotFound, what))
+            }
+        }
+    }
+}
+
+fn is_own(directory: &Path) -> bool {
+    directory == Path::new(OWN_DIRECTORY)
 }
 
 /// Listens on a Unix socket, non-blocking. Replaces a socket file without a listener.
@@ -194,6 +222,28 @@ mod tests {
     fn settings(owner: &str, group: &str, mode: &str) -> SocketSettings {
         let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         SocketSettings { owner: text(owner), group: text(group), mode: text(mode) }
+    }
+
+    #[test]
+    fn a_missing_directory_is_created_or_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("new/sub/a.sock");
+        let error = MissingDirectory::Refuse.prepare(&socket).unwrap_err();
+        let expected = format!("create the directory {}, which", socket.parent().unwrap().display());
+        assert!(error.to_string().starts_with(&expected), "{error}");
+        assert!(!dir.path().join("new").exists());
+        MissingDirectory::Create.prepare(&socket).unwrap();
+        assert!(socket.parent().unwrap().is_dir());
+        MissingDirectory::Refuse.prepare(&socket).unwrap();
+        // A socket in the working directory.
+        MissingDirectory::Refuse.prepare(Path::new("a.sock")).unwrap();
+    }
+
+    #[test]
+    fn hob_creates_its_own_directory() {
+        assert_eq!(Path::new(crate::config::CONTROL_SOCKET).parent(), Some(Path::new(OWN_DIRECTORY)));
+        assert!(is_own(Path::new("/run/hob")) && is_own(Path::new("/run/hob/")));
+        assert!(!is_own(Path::new("/run")) && !is_own(Path::new("/run/hob/more")));
     }
 
     #[test]

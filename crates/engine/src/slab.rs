@@ -53,6 +53,15 @@ impl<T> Slab<T> {
         value
     }
 
+    /// Frees a slot, which must be in use, and drops its value without copying it.
+    pub(crate) fn free(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        assert!(matches!(slot, Slot::Used(_)), "slot {index} freed twice");
+        *slot = Slot::Free { next: self.free };
+        self.free = index;
+        self.len -= 1;
+    }
+
     /// Returns the values in the slots in use.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|slot| match slot {

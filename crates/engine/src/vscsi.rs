@@ -10,6 +10,9 @@
 //! So for these two, the version of all requests is the sum of reads and writes, computed on
 //! demand. Units are those of [`Metric::unit`], and bounds are the largest values of their buckets.
 
+mod bucket_search;
+
+use self::bucket_search::BucketSearch;
 use crate::io::{Op, Request};
 use crate::units::Instant;
 
@@ -32,6 +35,11 @@ const SEEK: &[i64] = &[
 ];
 const OUTSTANDING: &[i64] = &[1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 64];
 const TIME: &[i64] = &[1, 10, 100, 500, 1000, 5000, 15_000, 30_000, 50_000, 100_000];
+
+static LENGTH_SEARCH: BucketSearch<BUCKETS_MAX> = BucketSearch::new(LENGTH);
+static SEEK_SEARCH: BucketSearch<BUCKETS_MAX> = BucketSearch::new(SEEK);
+static OUTSTANDING_SEARCH: BucketSearch<BUCKETS_MAX> = BucketSearch::new(OUTSTANDING);
+static TIME_SEARCH: BucketSearch<BUCKETS_MAX> = BucketSearch::new(TIME);
 
 /// The quantity that a histogram counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +132,17 @@ impl Metric {
     pub fn unit(self) -> &'static str {
         self.info().unit
     }
+
+    /// Returns the search among the metric's bounds.
+    #[inline(always)]
+    fn search(self) -> &'static BucketSearch<BUCKETS_MAX> {
+        match self {
+            Metric::Length => &LENGTH_SEARCH,
+            Metric::Seek | Metric::SeekNearest => &SEEK_SEARCH,
+            Metric::Outstanding => &OUTSTANDING_SEARCH,
+            Metric::Latency | Metric::Interarrival => &TIME_SEARCH,
+        }
+    }
 }
 
 /// Class of counted requests.
@@ -156,7 +175,6 @@ impl Class {
 pub struct Distribution {
     metric: Metric,
     counts: [u64; BUCKETS_MAX],
-    count: u64,
     sum: i128,
     min: i64,
     max: i64,
@@ -164,15 +182,13 @@ pub struct Distribution {
 
 impl Distribution {
     fn new(metric: Metric) -> Distribution {
-        Distribution { metric, counts: [0; BUCKETS_MAX], count: 0, sum: 0, min: i64::MAX, max: i64::MIN }
+        Distribution { metric, counts: [0; BUCKETS_MAX], sum: 0, min: i64::MAX, max: i64::MIN }
     }
 
-    /// Adds a value. `bounds` are those of the metric; constant bounds make the search a few
-    /// comparisons.
-    #[inline(always)]
-    fn record_among(&mut self, bounds: &'static [i64], value: i64) {
-        self.counts[bounds.partition_point(|bound| *bound < value)] += 1;
-        self.count += 1;
+    /// Adds a value. `search` is that of the metric.
+    #[inline]
+    fn record_among(&mut self, search: &BucketSearch<BUCKETS_MAX>, value: i64) {
+        self.counts[search.bucket_of(value)] += 1;
         self.sum += i128::from(value);
         self.min = self.min.min(value);
         self.max = self.max.max(value);
@@ -180,7 +196,6 @@ impl Distribution {
 
     fn plus(mut self, other: &Distribution) -> Distribution {
         self.counts.iter_mut().zip(other.counts).for_each(|(count, more)| *count += more);
-        self.count += other.count;
         self.sum += other.sum;
         self.min = self.min.min(other.min);
         self.max = self.max.max(other.max);
@@ -194,22 +209,22 @@ impl Distribution {
 
     /// Returns the number of values.
     pub fn count(&self) -> u64 {
-        self.count
+        self.counts.iter().sum()
     }
 
     /// Returns the smallest value.
     pub fn min(&self) -> Option<i64> {
-        (self.count > 0).then_some(self.min)
+        (self.count() > 0).then_some(self.min)
     }
 
     /// Returns the largest value.
     pub fn max(&self) -> Option<i64> {
-        (self.count > 0).then_some(self.max)
+        (self.count() > 0).then_some(self.max)
     }
 
     /// Returns the mean.
     pub fn mean(&self) -> Option<f64> {
-        (self.count > 0).then(|| self.sum as f64 / self.count as f64)
+        (self.count() > 0).then(|| self.sum as f64 / self.count() as f64)
     }
 
     /// Returns every bucket, including empty ones: its largest value (`None` for the last bucket)
@@ -225,9 +240,11 @@ impl Distribution {
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     distributions: [Distribution; METRICS.len()],
-    /// Last sectors of the previous requests, the latest first. While there are fewer requests, the
-    /// first one fills the missing entries.
+    /// Last sectors of the previous requests. While there are fewer requests, the first one fills
+    /// the missing entries.
     last_sectors: [i64; NEAREST_OF],
+    /// Index of the latest request in `last_sectors`. Earlier ones come before it, cyclically.
+    latest: usize,
     /// Arrival time of the previous request.
     arrived: Option<Instant>,
     outstanding: u32,
@@ -238,6 +255,7 @@ impl Stream {
         Stream {
             distributions: std::array::from_fn(|i| Distribution::new(METRICS[i].metric)),
             last_sectors: [0; NEAREST_OF],
+            latest: 0,
             arrived: None,
             outstanding: 0,
         }
@@ -245,13 +263,7 @@ impl Stream {
 
     #[inline(always)]
     fn record(&mut self, metric: Metric, value: i64) {
-        let bounds = match metric {
-            Metric::Length => LENGTH,
-            Metric::Seek | Metric::SeekNearest => SEEK,
-            Metric::Outstanding => OUTSTANDING,
-            Metric::Latency | Metric::Interarrival => TIME,
-        };
-        self.distributions[metric as usize].record_among(bounds, value);
+        self.distributions[metric as usize].record_among(metric.search(), value);
     }
 
     fn arrive(&mut self, now: Instant, offset: u64, len: u64) {
@@ -260,11 +272,11 @@ impl Stream {
         let last = ((offset + len - 1) / SEEK_SECTOR_BYTES) as i64;
         match self.arrived.replace(now) {
             Some(before) => {
-                self.record(Metric::Seek, first - self.last_sectors[0]);
-                self.record(Metric::SeekNearest, nearest(first, &self.last_sectors));
+                self.record(Metric::Seek, first - self.last_sectors[self.latest]);
+                self.record(Metric::SeekNearest, self.nearest(first));
                 self.record(Metric::Interarrival, micros(now - before));
-                self.last_sectors.copy_within(..NEAREST_OF - 1, 1);
-                self.last_sectors[0] = last;
+                self.latest = (self.latest + 1) % NEAREST_OF;
+                self.last_sectors[self.latest] = last;
             }
             None => self.last_sectors = [last; NEAREST_OF],
         }
@@ -272,20 +284,22 @@ impl Stream {
         self.outstanding += 1;
     }
 
+    /// Returns the distance from the nearest of the last sectors to `first`. Among equally near
+    /// sectors, that of the latest request counts.
+    fn nearest(&self, first: i64) -> i64 {
+        let age_of = |index: usize| self.latest.wrapping_sub(index) % NEAREST_OF;
+        // Distance and age in one number: distances are below 2⁵⁵.
+        let number = |(index, last): (usize, &i64)| {
+            (first - last).unsigned_abs() * NEAREST_OF as u64 + age_of(index) as u64
+        };
+        let least = self.last_sectors.iter().enumerate().map(number).fold(u64::MAX, u64::min);
+        first - self.last_sectors[age_of(least as usize)]
+    }
+
     fn answer(&mut self) {
         assert!(self.outstanding > 0, "only a counted request is answered");
         self.outstanding -= 1;
     }
-}
-
-/// Returns the distance from the nearest of these sectors to `first`. Among equally near sectors,
-/// the one with the lower index counts.
-fn nearest(first: i64, last_sectors: &[i64; NEAREST_OF]) -> i64 {
-    // Distance and index in one number: distances are below 2⁵⁵.
-    let number =
-        |(place, last): (usize, &i64)| (first - last).unsigned_abs() * NEAREST_OF as u64 + place as u64;
-    let least = last_sectors.iter().enumerate().map(number).fold(u64::MAX, u64::min);
-    first - last_sectors[least as usize % NEAREST_OF]
 }
 
 /// Converts nanoseconds to microseconds, rounded up, so that a time within a bound does not exceed

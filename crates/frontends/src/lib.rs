@@ -5,7 +5,9 @@
 pub mod fuse;
 pub mod nbd;
 mod payload;
+mod peer_process;
 mod slots;
 pub mod vhost_user;
 
 pub use payload::{Payload, PlainBuffers};
+pub use peer_process::peer_process;

@@ -1,4 +1,5 @@
-//! Measures the engine's time for a hit, nanoseconds, without and with shares and limits.
+//! Measures the engine's time for a read or a write of cached data under write-through, nanoseconds,
+//! without and with shares and limits.
 //!
 //! Run it with `cargo run -p hob-lab --example hit_cost`. The engine is optimized in the
 //! development profile too. The program runs the settings in turn, and each result is the median of
@@ -8,7 +9,7 @@ use std::time::Instant as Clock;
 
 use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Segment};
-use hob_engine::io::{Op, PayloadMemory, Promote, Request, Target};
+use hob_engine::io::{Durability, Op, PayloadMemory, Promote, Request, Target};
 use hob_engine::policy::PolicyKind;
 use hob_engine::qos::{Control, DiskQos, Entitlement, Late, Resource};
 use hob_engine::units::{
@@ -54,7 +55,8 @@ impl Bench {
             (0..CACHE_BYTES >> 20).map(|i| Segment { device: DeviceId(0), offset: i << 20 }).collect();
         command(2, Command::Cache(CacheChange::enable_volatile(config, segments)));
         let mut bench = Bench { engine, now: Instant(0), made: 0, dice: Prng::new(7) };
-        (0..CACHE_BYTES / 4096 / DEPTH).for_each(|batch| bench.batch(|i| (batch * DEPTH + i) * 4096));
+        (0..CACHE_BYTES / 4096 / DEPTH)
+            .for_each(|batch| bench.batch(Op::Read, |i| (batch * DEPTH + i) * 4096));
         let engine = &mut bench.engine;
         engine.handle_command(bench.now, CommandId(3), DISK, Command::Qos(qos));
         engine.control(bench.now, Resource::Datastore(datastore), control);
@@ -63,13 +65,13 @@ impl Bench {
     }
 
     /// Runs some requests at once.
-    fn batch(&mut self, mut offset: impl FnMut(u64) -> u64) {
+    fn batch(&mut self, op: Op, mut offset: impl FnMut(u64) -> u64) {
         for i in 0..DEPTH {
             self.made += 1;
             let request = Request {
                 id: RequestId(self.made),
                 disk: DISK,
-                op: Op::Read,
+                op,
                 offset: offset(i),
                 len: 4096,
                 buffer: Some(BufferId(i as u32)),
@@ -90,13 +92,13 @@ impl Bench {
         while self.engine.poll_release().is_some() {}
     }
 
-    /// Returns nanoseconds per hit.
-    fn run(&mut self) -> f64 {
+    /// Returns nanoseconds per request.
+    fn run(&mut self, op: Op) -> f64 {
         let offsets: Vec<u64> =
             (0..BATCHES * DEPTH).map(|_| self.dice.below(CACHE_BYTES / 4096) * 4096).collect();
         let began = Clock::now();
         for batch in offsets.chunks(DEPTH as usize) {
-            self.batch(|i| batch[i as usize]);
+            self.batch(op, |i| batch[i as usize]);
         }
         began.elapsed().as_nanos() as f64 / offsets.len() as f64
     }
@@ -119,16 +121,22 @@ fn main() {
         ),
     ];
     let mut benches = settings.map(|(_, qos, control)| (Bench::new(qos, control), Vec::new()));
+    // The limits of the other settings would delay writes.
+    let (mut writer, mut writes) = (Bench::new(DiskQos::default(), Control::Off), Vec::new());
     for _ in 0..RUNS {
         for (bench, figures) in &mut benches {
-            let figure = bench.run();
-            figures.push(figure);
+            figures.push(bench.run(Op::Read));
         }
+        writes.push(writer.run(Op::Write(Durability::Volatile)));
     }
-    for ((name, ..), (bench, mut figures)) in settings.into_iter().zip(benches) {
+    let median = |mut figures: Vec<f64>| {
+        figures.sort_by(f64::total_cmp);
+        figures[RUNS / 2]
+    };
+    for ((name, ..), (bench, figures)) in settings.into_iter().zip(benches) {
         let stats = bench.engine.stats(bench.now, DISK).expect("it is there");
         assert_eq!(stats.read_hits, (RUNS as u64) * BATCHES * DEPTH, "hits only");
-        figures.sort_by(f64::total_cmp);
-        println!("{name:<75} {:>7.1} ns", figures[RUNS / 2]);
+        println!("{name:<75} {:>7.1} ns", median(figures));
     }
+    println!("{:<75} {:>7.1} ns", "nothing set, a write", median(writes));
 }

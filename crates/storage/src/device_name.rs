@@ -11,6 +11,8 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use crate::device_number;
+
 const DEV: &str = "/dev";
 const SYS_BLOCK: &str = "/sys/dev/block";
 
@@ -99,8 +101,7 @@ fn stable_link(dev: &Path, sys: &Path, device: &Metadata) -> Option<PathBuf> {
         fs::metadata(path)
             .is_ok_and(|found| found.rdev() == device.rdev() && found.file_type() == device.file_type())
     };
-    let number = device.rdev();
-    let described = sys.join(format!("{}:{}/dm", rustix::fs::major(number), rustix::fs::minor(number)));
+    let described = sys.join(device_number::text(device.rdev())).join("dm");
     let line = |file: &str| fs::read_to_string(described.join(file)).ok().map(|text| text.trim().to_owned());
     if line("uuid").is_some_and(|uuid| uuid.starts_with("LVM-"))
         && let Some(volume) = line("name").and_then(|name| logical_volume(&name))
@@ -219,8 +220,7 @@ mod tests {
         link("disk/by-id/ata-disk", "/dev/null");
         link("disk/by-id/wwn-0x2", "/dev/null");
         assert_eq!(best(), Some("disk/by-id/wwn-0x2".into()));
-        let number = device.rdev();
-        let mapped = sys.join(format!("{}:{}/dm", rustix::fs::major(number), rustix::fs::minor(number)));
+        let mapped = sys.join(device_number::text(device.rdev())).join("dm");
         fs::create_dir_all(&mapped).unwrap();
         fs::write(mapped.join("uuid"), "LVM-abc\n").unwrap();
         fs::write(mapped.join("name"), "vg-a\n").unwrap();

@@ -15,6 +15,7 @@ pub mod buffers;
 pub mod checksum;
 pub mod crash_log;
 pub mod device_name;
+pub mod device_number;
 pub mod failing;
 pub mod flash;
 pub mod pool;

@@ -102,55 +102,88 @@ fn a_returned_device_is_empty_and_has_a_new_id() {
         let [a, b] = [&a, &b].map(|path| path.with_extension(others.to_string()));
         let mut pool = create(&[(a.clone(), 4), (b.clone(), 4)]);
         pool.allocate_data(OwnerId(1), 6, 0).unwrap();
-        let (pool_uuid, uuid) = (pool.uuid(), pool.devices()[0].uuid.to_string());
-        check_returned(&a, &uuid, LIMIT).unwrap();
-        let busy = pool.add_returned(&a, &uuid);
+        let (pool_uuid, uuid) = (pool.uuid(), pool.devices()[0].uuid);
+        let [former, sibling] = [0, 1].map(|id| pool.former_superblock(DeviceId(id)).unwrap());
+        check_returned(&a, &former, LIMIT).unwrap();
+        let busy = pool.add_returned(&a, &former);
         assert!(matches!(busy, Err(PoolError::InUse { .. })), "{busy:?}");
-        let former = || pool.file(DeviceId(0)).unwrap().here().unwrap().file;
-        assert!(!is_disconnected(&a, former(), LIMIT));
+        let descriptor = || pool.file(DeviceId(0)).unwrap().here().unwrap().file;
+        assert!(!is_disconnected(&a, descriptor(), LIMIT));
         assert!(is_disconnected(&a, tempfile::tempfile().unwrap().into(), LIMIT));
         let mut lost = pool.segments_of(OwnerId(1));
         lost.retain(|segment| segment.device == DeviceId(0));
         let needed = pool.close_failed(DeviceId(0), &lost[1..]);
         assert!(matches!(needed, Err(PoolError::DeviceBusy { segments: 1, .. })), "{needed:?}");
-        pool.close_failed(DeviceId(0), &lost).unwrap();
+        assert_eq!(pool.close_failed(DeviceId(0), &lost).unwrap(), former);
 
         // Another device is at the path, or the device has another size.
-        for (other, part) in [("0".repeat(36), "another device"), (uuid.clone(), "another size")] {
+        for (other, part) in [(&sibling, "another device"), (&former, "another size")] {
             let file = OpenOptions::new().write(true).open(&a).unwrap();
             let size = file.metadata().unwrap().len();
-            if other == uuid {
+            if *other == former {
                 file.set_len(size + MIB).unwrap();
             }
-            let answer = check_returned(&a, &other, LIMIT).unwrap_err();
+            let answer = check_returned(&a, other, LIMIT).unwrap_err();
             assert!(answer.contains(part), "{answer}");
-            let error = pool.add_returned(&a, &other).unwrap_err().to_string();
+            let error = pool.add_returned(&a, other).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
             file.set_len(size).unwrap();
         }
         let away = a.with_extension("away");
         std::fs::rename(&a, &away).unwrap();
-        assert!(check_returned(&a, &uuid, LIMIT).unwrap_err().contains("No such file"));
+        assert!(check_returned(&a, &former, LIMIT).unwrap_err().contains("No such file"));
         std::fs::write(&a, vec![0; 4 << 20]).unwrap();
-        assert!(check_returned(&a, &uuid, LIMIT).unwrap_err().contains("no superblock"));
+        assert!(check_returned(&a, &former, LIMIT).unwrap_err().contains("no superblock"));
         std::fs::rename(&away, &a).unwrap();
 
-        check_returned(&a, &uuid, LIMIT).unwrap();
-        let mut pool = if others { pool } else { Pool::of_returned(&a, &uuid, 0).unwrap() };
+        check_returned(&a, &former, LIMIT).unwrap();
+        let mut pool = if others { pool } else { Pool::of_returned(&a, &former, 0).unwrap() };
         if others {
-            assert_eq!(pool.add_returned(&a, &uuid).unwrap(), DeviceId(2));
+            assert_eq!(pool.add_returned(&a, &former).unwrap(), DeviceId(2));
         }
         let device = pool.devices().pop().unwrap();
         assert_eq!((device.id, device.segments, device.free_segments), (DeviceId(2), 4, 4));
-        assert_ne!(device.uuid.to_string(), uuid);
+        assert_ne!(device.uuid, uuid);
         assert_eq!((pool.uuid(), pool.name(), pool.device_ids()), (pool_uuid, "test", 3));
         assert_eq!(pool.segments_of(OwnerId(1)).len(), if others { 3 } else { 0 });
+        let formatted = pool.former_superblock(DeviceId(2)).unwrap();
         pool.close_device(DeviceId(2)).unwrap();
-        assert!(check_returned(&a, &uuid, LIMIT).unwrap_err().contains("another device"));
+        assert!(check_returned(&a, &former, LIMIT).unwrap_err().contains("another device"));
         // The device does not know the ids that the pool has given out in the meantime.
-        let again = Pool::of_returned(&a, &device.uuid.to_string(), 9).unwrap();
+        let again = Pool::of_returned(&a, &formatted, 9).unwrap();
         assert_eq!((again.devices()[0].id, again.device_ids()), (DeviceId(9), 10));
     }
+}
+
+/// The device is on shared storage. Another host has opened the pool, which keeps the UUID.
+#[test]
+fn a_device_that_another_host_has_opened_is_not_formatted() {
+    const LIMIT: Duration = Duration::from_secs(30);
+    let dir = tempfile::tempdir().unwrap();
+    let (a, copy) = (dir.path().join("a"), dir.path().join("copy"));
+    let mut pool = create(&[(a.clone(), 4), (dir.path().join("b"), 4)]);
+    std::fs::copy(&a, &copy).unwrap();
+    pool.set_admission(DeviceId(0), Admission::Out).unwrap();
+    let former = pool.close_failed(DeviceId(0), &[]).unwrap();
+    let refused = |pool: &mut Pool| {
+        let before = std::fs::read(&a).unwrap();
+        let answer = check_returned(&a, &former, LIMIT).unwrap_err();
+        assert!(answer.contains("another host may use it"), "{answer}");
+        let error = pool.add_returned(&a, &former).unwrap_err().to_string();
+        assert!(error.contains("another host may use it"), "{error}");
+        assert!(std::fs::read(&a).unwrap() == before);
+    };
+    check_returned(&a, &former, LIMIT).unwrap();
+    let kept = std::fs::read(&a).unwrap();
+    let mut other = Pool::open(std::slice::from_ref(&a)).unwrap();
+    other.set_admission(DeviceId(0), Admission::In).unwrap();
+    drop(other);
+    refused(&mut pool);
+    // An older copy of the device, for example a snapshot.
+    std::fs::rename(&copy, &a).unwrap();
+    refused(&mut pool);
+    std::fs::write(&a, kept).unwrap();
+    assert_eq!(pool.add_returned(&a, &former).unwrap(), DeviceId(2));
 }
 
 #[test]

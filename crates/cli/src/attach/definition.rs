@@ -4,7 +4,65 @@ use super::execution::tell;
 use super::libvirt::{self, Defined};
 use super::plan::Definition;
 use super::proxmox::{self, Settings};
+use super::reconnect;
 use super::record::Record;
+use super::target::{Kind, Target};
+
+/// The persistent definition of a VM.
+pub(super) enum Persistent {
+    /// hob does not know the VM's definition.
+    None,
+    /// The XML of a libvirt domain.
+    Libvirt(String),
+    Proxmox(Settings),
+}
+
+impl Persistent {
+    /// Reads the persistent definition of a VM.
+    pub(super) async fn read(target: &Target) -> anyhow::Result<Persistent> {
+        Ok(match &target.kind {
+            Kind::Qmp(_) => Persistent::None,
+            Kind::Libvirt(domain) => {
+                libvirt::definition(domain).await?.map_or(Persistent::None, Persistent::Libvirt)
+            }
+            Kind::Proxmox(vmid) => {
+                let settings = Settings::read(*vmid)?;
+                settings.check_lock(*vmid)?;
+                Persistent::Proxmox(settings)
+            }
+        })
+    }
+
+    /// Warns if a domain of libvirt has no persistent definition.
+    pub(super) fn warn_if_absent(&self, target: &Target) {
+        if let (Kind::Libvirt(domain), Persistent::None) = (&target.kind, self) {
+            tell(&format!(
+                "warning: the domain {domain} has no persistent XML. After it has stopped, run 'hob detach --stopped {}' \
+                 before its next start",
+                target.text
+            ));
+        }
+    }
+
+    /// Warns if the VM's next start will not use hob's disk.
+    pub(super) fn warn_of_next_start(&self, record: &Record) {
+        let (label, target) = (&record.label, &record.target);
+        let reason = match self {
+            Persistent::Proxmox(settings) => settings.volumes(label).err(),
+            Persistent::Libvirt(_) if record.definition.is_none() => Some(format!(
+                "the domain's persistent XML has no disk with the image {}",
+                record.file.display()
+            )),
+            Persistent::Libvirt(_) | Persistent::None => None,
+        };
+        if let Some(reason) = reason {
+            tell(&format!(
+                "{label}: warning: the VM's configuration keeps its image: {reason}. After the VM has stopped, \
+                 run 'hob detach --stopped {target}' before its next start"
+            ));
+        }
+    }
+}
 
 /// Returns the disk's source in the VM's persistent definition.
 pub(super) async fn read(record: &Record) -> anyhow::Result<Definition> {
@@ -47,7 +105,8 @@ pub(super) async fn change(record: &Record, to: Definition) -> anyhow::Result<()
             if !matches!(defined, Some(Defined::Hob(element)) if element.contains("<reconnect")) {
                 tell(&format!(
                     "warning: this libvirt does not keep <reconnect> for NBD disks: after the next start of {domain}, \
-                     a crash of hob fails the guest's I/O. 'hob detach --stopped' before that start avoids it"
+                     a restart or crash of hob causes I/O errors in the guest. {}",
+                    reconnect::ADVICE
                 ));
             }
             Ok(())
@@ -55,4 +114,38 @@ pub(super) async fn change(record: &Record, to: Definition) -> anyhow::Result<()
         (Definition::Image, Some(Defined::Hob(old))) => libvirt::replace(domain, &old, image).await,
         _ => Ok(()),
     }
+}
+
+/// Refuses to remove hob's disks of a stopped VM whose next start needs them in its present state:
+/// libvirt has saved the VM with the disks, or an operation of Proxmox VE has locked the VM.
+pub(super) async fn check_next_start(target: &Target, chosen: &[Record]) -> anyhow::Result<()> {
+    match &target.kind {
+        Kind::Qmp(_) => {}
+        Kind::Libvirt(domain) => {
+            if let Some(saved) = libvirt::saved(domain).await? {
+                libvirt::check_saved(domain, &saved, chosen)?;
+            }
+        }
+        Kind::Proxmox(vmid) => {
+            let has_volumes = chosen.iter().any(|record| record.volumes.is_some());
+            if has_volumes && !proxmox::is_gone(*vmid) {
+                Settings::read(*vmid)?.check_lock(*vmid)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Warns if the VM's next start would use hob's disk, which a detachment has removed.
+pub(super) fn warn_of_removed_disk(record: &Record) {
+    let is_defined = record.definition.is_some() || record.volumes.is_some();
+    if record.has_own_node() || is_defined {
+        return;
+    }
+    let Record { label, disk, file, .. } = record;
+    tell(&format!(
+        "{label}: warning: the VM was started with hob's disk {disk}, which does not exist any more. Start the VM with its \
+         image {} next time",
+        file.display()
+    ));
 }

@@ -17,13 +17,13 @@ use serde_json::{Value, json};
 
 use super::definition;
 use super::graph::{Graph, is_made_up};
+use super::image_growth::room;
 use super::interrupt::Interrupt;
 use super::overlay::{has_hobs_node, path};
 use super::plan::{Definition, Goal, HobDisk, NoDaemon, Path, Spare, State, Step, after, next};
 use super::qmp::{Monitor, is_ended};
 use super::record::{Record, Records, name_of};
 use super::retries::{DAEMON_MAX, Passes, RESTARTS_MAX, Restarts, lock_time_max};
-use super::survey::room;
 use super::test_stop::{self, TestStop};
 use crate::drain::drain_first;
 pub(super) use crate::output::tell;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
 use super::qmp::{Monitor, Refused, one_line};
@@ -161,6 +161,17 @@ impl Graph {
     pub(super) fn has(&self, node: &str) -> bool {
         self.nodes.contains_key(node)
     }
+
+    /// Returns a block node.
+    ///
+    /// # Errors
+    /// Returns an error if QEMU does not describe the node. The edges and the descriptions of the
+    /// nodes come from different QMP commands, and QEMU may remove a node between them.
+    pub(super) fn node(&self, name: &str) -> anyhow::Result<&Node> {
+        let found = self.nodes.get(name);
+        found
+            .with_context(|| format!("QEMU has just removed the node {}; repeat the command", one_line(name)))
+    }
 }
 
 async fn edges(monitor: &mut Monitor) -> anyhow::Result<Value> {
@@ -249,6 +260,9 @@ mod tests {
         assert!(graph.below("other").is_empty());
         assert_eq!((graph.users("f"), graph.users("vda")), (1, 0));
         assert!(graph.chain("other").is_err());
+        assert_eq!(graph.node("q").unwrap().driver, "qcow2");
+        let error = edges.node("q").unwrap_err().to_string();
+        assert!(error.contains("has just removed the node q"), "{error}");
         assert_eq!(graph.devices.len(), 1);
         assert_eq!(graph.devices[0].label, "vd");
     }

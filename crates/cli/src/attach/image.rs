@@ -10,12 +10,18 @@
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use hob_control::Disk;
 use hob_storage::device_name::DeviceName;
+use tokio::time::timeout;
 
 use super::execution::tell;
+use super::threads::in_thread;
 
+/// Maximum time for the comparison of an image with the backings of hob's disks.
+const BACKINGS_MAX: Duration = Duration::from_secs(2);
 /// Mask of the access mode in the flags of an open file, and the modes that allow writing.
 const ACCESS_MODE: u32 = 0o3;
 const WRITE_MODES: [u32; 2] = [0o1, 0o2];
@@ -104,6 +110,18 @@ pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
     }
 }
 
+/// Returns the disk that serves an image. Returns `None` if the filesystem of a backing does not
+/// answer.
+pub(super) async fn disk_of_image<'a>(disks: impl Iterator<Item = &'a Disk>, image: &Path) -> Option<String> {
+    let paths = disks.filter(|disk| disk.backing.starts_with('/'));
+    let paths: Vec<(String, PathBuf)> =
+        paths.map(|disk| (disk.name.clone(), PathBuf::from(&disk.backing))).collect();
+    let image = image.to_owned();
+    let found = in_thread(move || paths.into_iter().find(|(_, path)| is_same_file(path, &image)));
+    let (disk, _) = timeout(BACKINGS_MAX, found).await.ok()?.ok()??;
+    Some(disk)
+}
+
 /// Returns true if both metadata describe the same file or the same block device.
 fn is_same(one: &Metadata, other: &Metadata) -> bool {
     match (one.file_type().is_block_device(), other.file_type().is_block_device()) {
@@ -187,5 +205,23 @@ mod tests {
             assert_eq!(is_writable(&format!("pos:\t0\nflags:\t{flags}\nmnt_id:\t1\n")), writable, "{flags}");
         }
         assert!(!is_writable(""));
+    }
+
+    #[test]
+    fn an_image_that_hob_serves_already_is_found() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let [image, link] = ["image", "link"].map(|name| dir.path().join(name));
+        fs::write(&image, "x").unwrap();
+        symlink(&image, &link).unwrap();
+        let disk = |name: &str, backing: &Path| Disk {
+            name: name.to_owned(),
+            backing: backing.display().to_string(),
+            ..Disk::default()
+        };
+        let disks = [disk("nbd", Path::new("nbd://host/image")), disk("web", &link)];
+        let found = |disks: &[Disk]| runtime.block_on(disk_of_image(disks.iter(), &image));
+        assert_eq!(found(&disks).as_deref(), Some("web"));
+        assert_eq!(found(&disks[..1]), None);
     }
 }

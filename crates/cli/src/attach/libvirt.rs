@@ -5,6 +5,7 @@
 //! it while the disk is attached.
 
 use std::io::Write as _;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -75,6 +76,23 @@ pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Resul
         new = new.replacen(&format!(" io='{way}'"), "", 1);
     }
     Ok(new)
+}
+
+/// Returns the element of a disk with an image as its source, for an element with hob as its source.
+/// hob uses this function if the original element is lost.
+pub(super) fn with_image(element: &str, file: &Path) -> anyhow::Result<String> {
+    let invalid = "the domain's XML is invalid";
+    let path = file.to_str().context("the image file has a name that is not UTF-8")?;
+    let is_device = std::fs::metadata(file).is_ok_and(|file| file.file_type().is_block_device());
+    let (kind, attribute) = if is_device { ("block", "dev") } else { ("file", "file") };
+    let start = element.find("<source ").context("the disk has no source in the domain's XML")?;
+    let tag = start + element[start..].find('>').context(invalid)? + 1;
+    let end = match element[start..tag].ends_with("/>") {
+        true => tag,
+        false => tag + element[tag..].find("</source>").context(invalid)? + "</source>".len(),
+    };
+    let new = format!("{}<source {attribute}='{}'/>{}", &element[..start], escape(path), &element[end..]);
+    Ok(new.replacen(" type='network'", &format!(" type='{kind}'"), 1))
 }
 
 /// Returns the persistent XML of a domain, or `None` if it has none or does not exist any more.
@@ -195,6 +213,7 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::example;
     use super::*;
 
     const XML: &str = "<domain>
@@ -232,15 +251,26 @@ mod tests {
         assert_eq!(find(XML, Path::new("/other"), "web-vda"), None);
     }
 
+    /// The I/O mode, which hob has removed for the network disk, is lost.
+    #[test]
+    fn an_element_with_hob_gets_the_image_again() {
+        let file = Path::new("/srv/a&b.qcow2");
+        let Some(Defined::Image(old)) = find(XML, file, "web-vda") else { panic!("not found") };
+        let new = with_hob(&old, "web-vda", "/run/hob/nbd.sock").unwrap();
+        assert_eq!(with_image(&new, file).unwrap(), old.replace(" io='native'", ""));
+        let short = "<disk type='network'><source protocol='nbd' name='d'/></disk>";
+        assert_eq!(
+            with_image(short, Path::new("/nowhere/a")).unwrap(),
+            "<disk type='file'><source file='/nowhere/a'/></disk>"
+        );
+        assert!(with_image("<disk type='network'></disk>", file).is_err());
+    }
+
     #[test]
     fn a_disk_that_a_saved_state_needs_is_kept() {
-        let record = |disk: &str| -> Record {
-            serde_json::from_value(serde_json::json!({
-                "version": 1, "target": "libvirt:web", "disk": disk, "label": "vda", "backend": "vda",
-                "file": "/srv/a&b.qcow2", "format": "qcow2", "method": "reopen", "cache": { "pool": "fast" },
-                "node": {}, "spare": [],
-            }))
-            .unwrap()
+        let record = |disk: &str| {
+            let (target, format) = ("libvirt:web".to_owned(), "qcow2".to_owned());
+            Record { target, disk: disk.to_owned(), file: "/srv/a&b.qcow2".into(), format, ..example() }
         };
         // The disk was attached while the domain ran.
         check_saved("web", XML, &[record("web-vda")]).unwrap();

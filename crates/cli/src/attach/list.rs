@@ -17,7 +17,6 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::connect;
 use super::definition;
 use super::execution::{MARK, tell};
 use super::graph::Graph;
@@ -205,7 +204,7 @@ fn working(directory: &FilePath, target: &str) -> Option<String> {
 
 async fn ask(target: &str, records: &[Record]) -> anyhow::Result<Vec<Use>> {
     let target: Target = target.parse().map_err(|reason: String| anyhow!(reason))?;
-    let mut monitor = connect(&target).await?;
+    let mut monitor = target.connect().await?;
     let graph = Graph::read(&mut monitor).await?;
     let status = monitor.ask("query-status", json!({})).await?;
     let is_marked = monitor.objects().await?.iter().any(|name| name == MARK);
@@ -308,6 +307,7 @@ fn use_of(graph: &Graph, record: &Record, cpus: Cpus) -> Use {
 mod tests {
     use serde_json::Value;
 
+    use super::super::record::example;
     use super::*;
 
     /// Returns a graph of a device `vda` with these nodes below each other.
@@ -325,13 +325,7 @@ mod tests {
     }
 
     fn record() -> Record {
-        serde_json::from_value(json!({
-            "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
-            "file": "/image-file", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
-            "node": { "node-name": "hob-1" }, "spare": [{ "node-name": "image-file" }],
-            "parent": { "node-name": "image" },
-        }))
-        .unwrap()
+        Record { file: "/image-file".into(), parent: Some(json!({ "node-name": "image" })), ..example() }
     }
 
     #[test]

@@ -22,6 +22,10 @@ const REPEATED: [&str; 9] = [
     "detect-zeroes",
 ];
 
+/// Maximum number of names in a key such as `file.cache.direct`. QEMU's process controls its command
+/// line, and functions call themselves once for each name.
+const KEY_NAMES_MAX: usize = 64;
+
 /// Drivers whose `blockdev-reopen` requires the name of the backing file.
 const WITH_BACKING: [&str; 4] = ["qcow2", "qcow", "qed", "vmdk"];
 
@@ -29,6 +33,48 @@ const WITH_BACKING: [&str; 4] = ["qcow2", "qcow", "qed", "vmdk"];
 pub(super) fn given(command_line: &[String], node: &str) -> Option<Value> {
     let given = command_line.windows(2).filter(|pair| pair[0] == "-blockdev" || pair[0] == "--blockdev");
     given.map(|pair| parse(&pair[1])).find_map(|options| find(&options, node).cloned())
+}
+
+/// Returns the options with which `-blockdev` or `-drive` opened an image on QEMU's command line.
+/// The driver is absent for a `-drive`.
+pub(super) fn given_image(command_line: &[String], is_image: &dyn Fn(&str) -> bool) -> Option<Value> {
+    command_line.windows(2).find_map(|pair| match pair[0].as_str() {
+        "-blockdev" | "--blockdev" => find_image(&parse(&pair[1]), is_image),
+        "-drive" | "--drive" => of_drive(&parse(&pair[1]), is_image),
+        _ => None,
+    })
+}
+
+/// Returns the options with this image, at any depth.
+fn find_image(options: &Value, is_image: &dyn Fn(&str) -> bool) -> Option<Value> {
+    if options["filename"].as_str().is_some_and(is_image) {
+        let mut found = options.clone();
+        if options.get("node-name").is_none() {
+            // QEMU's default for a node inside the options of another node.
+            found.as_object_mut()?.entry("discard").or_insert_with(|| "unmap".into());
+        }
+        return Some(found);
+    }
+    options.as_object()?.values().find_map(|value| find_image(value, is_image))
+}
+
+/// Returns the options of the file node of a `-drive`, if it has this image.
+fn of_drive(drive: &Value, is_image: &dyn Fn(&str) -> bool) -> Option<Value> {
+    let file = drive["file"].as_str().or_else(|| drive["file"]["filename"].as_str())?;
+    if !is_image(file) {
+        return None;
+    }
+    let cache = &drive["cache"];
+    let is_direct = matches!(cache.as_str(), Some("none" | "directsync")) || cache["direct"] == true;
+    let mut options = json!({
+        "filename": file,
+        "discard": "unmap",
+        "cache": { "direct": is_direct, "no-flush": *cache == "unsafe" },
+    });
+    if let Some(aio) = drive.get("aio") {
+        options["aio"] = aio.clone();
+    }
+    Some(options)
 }
 
 /// Returns true if QEMU's command line has a `-drive` with this file that passes the guest's
@@ -54,7 +100,7 @@ fn passes_discards(drive: &Value) -> bool {
     matches!(drive["discard"].as_str(), Some("unmap" | "on"))
 }
 
-/// Parses options in JSON, or as `key=value,…`.
+/// Parses options in JSON, or as `key=value,…`. Returns null for options that are too deep.
 fn parse(text: &str) -> Value {
     if text.trim_start().starts_with('{') {
         return serde_json::from_str(text).unwrap_or_default();
@@ -68,6 +114,9 @@ fn parse(text: &str) -> Value {
             None if index == 0 => ("driver".to_owned(), part),
             None => continue,
         };
+        if key.split('.').nth(KEY_NAMES_MAX).is_some() {
+            return Value::Null;
+        }
         let value = match (key.as_str(), value.as_str()) {
             (
                 "filename" | "node-name" | "driver" | "file" | "backing" | "discard" | "detect-zeroes"
@@ -207,6 +256,46 @@ mod tests {
         assert_eq!(given(&line, "x"), None);
         assert!(drive_discards(&line, "/d") && !drive_discards(&line, "/c"));
         assert!(drive_discards(&line, "/it's, e"), "a comma in a name is doubled");
+    }
+
+    #[test]
+    fn the_options_of_an_image_are_found_by_its_file() {
+        for (option, value, expected) in [
+            ("-blockdev", "driver=file,node-name=f,filename=/a,aio=native", Some((json!("f"), Value::Null))),
+            (
+                "-blockdev",
+                "driver=raw,node-name=r,file.driver=file,file.filename=/a",
+                Some((Value::Null, json!("unmap"))),
+            ),
+            (
+                "-blockdev",
+                r#"{"driver":"host_device","node-name":"j","filename":"/a","discard":"ignore"}"#,
+                Some((json!("j"), json!("ignore"))),
+            ),
+            ("-drive", "if=none,id=d,file=/a,format=raw", Some((Value::Null, json!("unmap")))),
+            ("-drive", "if=none,id=d,file=/b,format=raw", None),
+            ("-blockdev", "driver=file,node-name=f,filename=/b", None),
+            ("-name", "driver=file,node-name=f,filename=/a", None),
+        ] {
+            let line = ["qemu", option, value].map(str::to_owned);
+            let found = given_image(&line, &|file: &str| file == "/a");
+            let found = found.map(|options| (options["node-name"].clone(), options["discard"].clone()));
+            assert_eq!(found, expected, "{option} {value}");
+        }
+    }
+
+    /// The process whose command line hob reads may be hostile.
+    #[test]
+    fn options_that_are_too_deep_are_ignored() {
+        let given = |names: usize| {
+            let deep = "file.".repeat(names - 1);
+            let value = format!("driver=raw,{deep}filename=/a");
+            given_image(&["qemu", "-blockdev", &value].map(str::to_owned), &|file: &str| file == "/a")
+        };
+        assert!(given(KEY_NAMES_MAX).is_some());
+        for names in [KEY_NAMES_MAX + 1, 26_000] {
+            assert_eq!(given(names), None, "{names}");
+        }
     }
 
     #[test]

@@ -159,6 +159,21 @@ pub(super) fn is_connected(node: &Node, record: &Record) -> bool {
     node.driver == "nbd" && is_export(&node.file, &record.disk) && socket(&node.file).is_some_and(is_hobs)
 }
 
+/// Returns the export and the Unix socket to which an NBD node is connected.
+pub(super) fn server(node: &Node) -> Option<(String, String)> {
+    if node.driver != "nbd" {
+        return None;
+    }
+    let export = match node.file.strip_prefix("json:") {
+        Some(options) => {
+            let options: Value = serde_json::from_str(options).ok()?;
+            options["export"].as_str()?.to_owned()
+        }
+        None => node.file.strip_prefix("nbd+unix:///")?.split('?').next()?.to_owned(),
+    };
+    Some((export, socket(&node.file)?))
+}
+
 /// Returns the path of the Unix socket in the file name of an NBD node.
 fn socket(file: &str) -> Option<String> {
     let Some(options) = file.strip_prefix("json:") else {
@@ -192,10 +207,9 @@ fn is_below_overlay(graph: &Graph, record: &Record, chain: &[String]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use hob_control::{CacheEnable, CacheSettings};
     use serde_json::json;
 
-    use super::super::record::Method;
+    use super::super::record::{Method, example};
     use super::*;
 
     /// Returns a graph with these edges (parent, kind, child) and the image `/a` or `/overlay` in
@@ -228,23 +242,9 @@ mod tests {
     }
 
     fn record(method: Method) -> Record {
-        let is_reopened = method == Method::Reopen;
-        Record {
-            version: Record::VERSION,
-            target: "qmp:/run/web.qmp".to_owned(),
-            disk: "web-vda".to_owned(),
-            label: "vda".to_owned(),
-            backend: "vda".to_owned(),
-            file: "/a".into(),
-            format: "qcow2".to_owned(),
-            method,
-            cache: CacheEnable { pool: "fast".to_owned(), size: None, settings: CacheSettings::default() },
-            node: json!({ "node-name": "hob-1" }),
-            spare: vec![json!({ "node-name": "image-file", "filename": "/a" })],
-            parent: is_reopened.then(|| json!({ "node-name": "image" })),
-            definition: None,
-            volumes: None,
-        }
+        let parent = (method == Method::Reopen).then(|| json!({ "node-name": "image" }));
+        let spare = vec![json!({ "node-name": "image-file", "filename": "/a" })];
+        Record { file: "/a".into(), format: "qcow2".to_owned(), method, spare, parent, ..example() }
     }
 
     #[test]
@@ -374,6 +374,25 @@ mod tests {
             assert!(!is_export(&file.replace("disk1", "disk10"), "web-disk1"), "{file}");
             assert!(!is_export(&file.replace("web", "a-web"), "web-disk1"), "{file}");
         }
+    }
+
+    #[test]
+    fn the_server_of_a_node_has_an_export_and_a_socket() {
+        let node = |driver: &str, file: &str| Node {
+            driver: driver.to_owned(),
+            file: file.to_owned(),
+            info: json!({}),
+        };
+        let found = Some(("web-vda".to_owned(), "/run/hob/nbd.sock".to_owned()));
+        for file in [
+            "nbd+unix:///web-vda?socket=/run/hob/nbd.sock",
+            r#"json:{"driver": "nbd", "export": "web-vda", "server.path": "/run/hob/nbd.sock"}"#,
+            r#"json:{"driver": "nbd", "export": "web-vda", "server": {"path": "/run/hob/nbd.sock"}}"#,
+        ] {
+            assert_eq!(server(&node("nbd", file)), found, "{file}");
+        }
+        assert_eq!(server(&node("nbd", "nbd://host:10809/web-vda")), None);
+        assert_eq!(server(&node("raw", "nbd+unix:///web-vda?socket=/run/hob/nbd.sock")), None);
     }
 
     #[test]

@@ -6,12 +6,13 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use hob_control::CacheEnable;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::libvirt::is_same_path;
 use super::options::{OWN, node_name};
 use super::proxmox::Volumes;
 
@@ -71,6 +72,13 @@ impl Record {
     /// Returns the name of the node that is connected to hob.
     pub(super) fn node_name(&self) -> &str {
         name_of(&self.node)
+    }
+
+    /// Returns true if a user's name of a disk means this disk: the device, hob's disk, or the path
+    /// of the image.
+    pub(super) fn is_named(&self, name: &str) -> bool {
+        [self.label.as_str(), &self.disk, &self.backend].contains(&name)
+            || is_same_path(&self.file, Path::new(name))
     }
 
     /// Returns the libvirt domain of the VM.
@@ -220,11 +228,32 @@ fn read(path: &Path) -> anyhow::Result<Option<Record>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         text => text.with_context(cannot)?,
     };
-    let record: Record = serde_json::from_str(&text).with_context(cannot)?;
-    if record.version != VERSION {
-        bail!("{} has version {}; this hob knows version {VERSION}", path.display(), record.version);
+    // The version comes first: another version may have other fields.
+    let version = serde_json::from_str::<Value>(&text).ok().and_then(|record| record["version"].as_u64());
+    let advice = format!(
+        "If no other version of hob can read this record, rename it to {}.bad. Then 'hob detach TARGET DISK' works without \
+         the record while the VM runs",
+        path.display()
+    );
+    match version {
+        Some(version) if version != u64::from(VERSION) => {
+            bail!("{} has version {version}; this hob knows version {VERSION}. {advice}", path.display())
+        }
+        _ => {
+            serde_json::from_str(&text).map(Some).map_err(|error| anyhow!("{}: {error}. {advice}", cannot()))
+        }
     }
-    Ok(Some(record))
+}
+
+/// Returns the record of the disk `vda` with a raw image, for tests.
+#[cfg(test)]
+pub(super) fn example() -> Record {
+    serde_json::from_value(serde_json::json!({
+        "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
+        "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
+        "node": { "node-name": "hob-1" }, "spare": [{ "node-name": "image-file" }],
+    }))
+    .unwrap()
 }
 
 #[cfg(test)]
@@ -250,5 +279,25 @@ mod tests {
         assert_eq!(read(&dir.path().join("web-vda.json")).unwrap(), None);
         fs::write(dir.path().join("web-vda.json"), "{").unwrap();
         assert!(Records::list(dir.path()).is_err());
+    }
+
+    #[test]
+    fn an_unreadable_record_has_advice() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("web-vda.json");
+        let renamed = format!("rename it to {}.bad", path.display());
+        for (text, reason) in [
+            ("", "cannot read"),
+            (r#"{"version":1}"#, "cannot read"),
+            (r#"{"version":2,"other":"field"}"#, "has version 2; this hob knows version 1"),
+        ] {
+            fs::write(&path, text).unwrap();
+            let error = format!("{:#}", Records::list(dir.path()).unwrap_err());
+            assert!(error.contains(reason) && error.contains(&renamed), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+        // The renamed file is no record.
+        fs::rename(&path, dir.path().join("web-vda.json.bad")).unwrap();
+        assert!(Records::list(dir.path()).unwrap().is_empty());
     }
 }

@@ -98,6 +98,7 @@ fn name<T: PartialEq + 'static>(table: &'static [Word<T>], value: T) -> &'static
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::example;
     use super::*;
 
     fn settings(json: &str) -> CacheSettings {
@@ -134,12 +135,9 @@ mod tests {
 
     #[test]
     fn a_plan_shows_image_size_mode_and_losses() {
-        let record: Record = serde_json::from_value(serde_json::json!({
-            "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
-            "file": "/srv/web.qcow2", "format": "qcow2", "method": "reopen",
-            "cache": { "pool": "fast", "size": 64 << 20, "mode": "write-back" }, "node": {}, "spare": [],
-        }))
-        .unwrap();
+        let cache = serde_json::json!({ "pool": "fast", "size": 64 << 20, "mode": "write-back" });
+        let cache = serde_json::from_value(cache).unwrap();
+        let record = Record { file: "/srv/web.qcow2".into(), format: "qcow2".to_owned(), cache, ..example() };
         let said = of_attachment(&record, &[]).join("\n");
         for part in [
             "/srv/web.qcow2 (qcow2)",

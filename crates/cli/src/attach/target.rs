@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::proxmox;
+use super::qmp::Monitor;
 use super::virsh::{Info, is_unknown_domain};
 use crate::pool::absolute;
 
@@ -62,6 +63,24 @@ impl Target {
             // The user may also name the QMP socket of a VM of Proxmox VE.
             Kind::Proxmox(vmid) => vec![format!("qmp:{}", plain(proxmox::qmp(vmid)).display())],
             _ => names.to_owned(),
+        }
+    }
+
+    /// Connects to the QEMU of the VM.
+    pub(super) async fn connect(&self) -> anyhow::Result<Monitor> {
+        match &self.kind {
+            Kind::Qmp(path) => Monitor::connect(path).await,
+            Kind::Libvirt(domain) => Monitor::of_domain(domain).await,
+            Kind::Proxmox(vmid) => Monitor::of_proxmox(*vmid).await,
+        }
+    }
+
+    /// Returns the VM's name for the names of hob's disks, if QEMU has no name of the VM.
+    pub(super) fn default_name(&self) -> String {
+        match &self.kind {
+            Kind::Qmp(path) => path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+            Kind::Libvirt(domain) => domain.clone(),
+            Kind::Proxmox(vmid) => format!("vm-{vmid}"),
         }
     }
 }

@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
+use hob_storage::device_number;
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags, makedev, statx};
 
 use crate::swap::{FileId, loops_over};
@@ -61,11 +62,7 @@ fn numbers(devices: &Path, index: u32) -> BTreeSet<u64> {
         let entry = entry.ok()?;
         entry.file_name().to_str()?.starts_with(&format!("nbd{index}p")).then(|| entry.path())
     });
-    let number = |dir: std::path::PathBuf| {
-        let text = fs::read_to_string(dir.join("dev")).ok()?;
-        let (major, minor) = text.trim().split_once(':')?;
-        Some(makedev(major.parse().ok()?, minor.parse().ok()?))
-    };
+    let number = |dir: std::path::PathBuf| device_number::parse(&fs::read_to_string(dir.join("dev")).ok()?);
     partitions.chain([dir.clone()]).filter_map(number).collect()
 }
 

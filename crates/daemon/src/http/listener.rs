@@ -3,8 +3,9 @@
 //! A Unix socket is open to its owner, and to a group if one is configured. TCP requires TLS and at
 //! least one way to authenticate; neither requirement can be switched off.
 
+use std::fs::DirBuilder;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +30,7 @@ use crate::background::spawn;
 use crate::config::ControlConfig;
 use crate::half_open::{Establish, Eviction, HalfOpenConnections, HalfOpenGuard};
 use crate::listening_sockets::{self, ListeningSockets};
-use crate::socket_access::{create_parent, number_in};
+use crate::socket_access::{MissingDirectory, number_in};
 use crate::tls::{PeerCertificate, Tls, WithoutCertificate};
 use crate::watchdog::contained_task;
 
@@ -355,23 +356,30 @@ fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
     }
 }
 
-/// Binds a Unix socket whose file has the right permissions from the start. The socket is bound
-/// under a temporary name. Its file is renamed after its permissions are set.
+/// Binds a Unix socket whose file has the right permissions from the start. The socket is bound in a
+/// private directory, and its file is moved to `path` after its permissions are set. The file has its
+/// final name from the start, because SELinux derives the label of a new file from its name
+/// (packaging/selinux).
 fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
-    create_parent(path)?;
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(format!(".{}", std::process::id()));
-    let temporary = PathBuf::from(temporary);
-    let _ = std::fs::remove_file(&temporary);
-    let bind = || {
+    MissingDirectory::Create.prepare(path)?;
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let directory = path.with_file_name(std::process::id().to_string());
+    let temporary = directory.join(name);
+    let clear = || {
+        let _ = std::fs::remove_file(&temporary);
+        let _ = std::fs::remove_dir(&directory);
+    };
+    let bind = || -> io::Result<UnixListener> {
+        DirBuilder::new().mode(0o700).create(&directory)?;
         let socket = UnixListener::bind(&temporary)?;
         make_private(&temporary, group)?;
         std::fs::rename(&temporary, path)?;
         Ok(socket)
     };
-    bind().inspect_err(|_: &io::Error| {
-        let _ = std::fs::remove_file(&temporary);
-    })
+    clear();
+    let bound = bind();
+    clear();
+    bound
 }
 
 /// Sets the permissions of a socket's file: owner only, or owner and group.
@@ -412,6 +420,21 @@ mod tests {
             drop(listener);
         });
         assert!(!path.exists());
+    }
+
+    /// SELinux gives the label of a control socket to a file that is created with its name.
+    #[test]
+    fn a_socket_is_created_with_its_own_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control.sock");
+        block_on(async {
+            let socket = bind_private(&path, None).unwrap();
+            let address = socket.local_addr().unwrap();
+            assert_eq!(address.as_pathname().and_then(Path::file_name), path.file_name());
+            std::os::unix::net::UnixStream::connect(&path).unwrap();
+            let files = std::fs::read_dir(dir.path()).unwrap();
+            assert_eq!(files.count(), 1, "the private directory is removed");
+        });
     }
 
     #[test]

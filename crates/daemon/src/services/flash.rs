@@ -8,7 +8,7 @@
 //! the shards must open it first.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
 use hob_control::Size;
@@ -16,9 +16,10 @@ use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::recovery::Recovery;
 use hob_storage::pool::{
-    Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, SwapArea, check_all_answer,
-    check_answers, check_returned, is_disconnected,
+    Admission, DeviceInfo, DeviceSpec, FormerSuperblock, Overwrite, OwnerId, Pool, PoolError, SwapArea,
+    check_all_answer, check_answers, check_returned, is_disconnected,
 };
+use tokio::time::Instant;
 
 use crate::api_error::{ApiError, Result, conflict, failed};
 use crate::config::flash_stall_ms_default;
@@ -30,9 +31,13 @@ use crate::watchdog::contained;
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// Returns [`ANSWER_MAX`], or a longer time if hob's own tests allow flash to stall for longer.
-fn answer_max() -> Duration {
+pub(super) fn answer_max() -> Duration {
     ANSWER_MAX.max(Duration::from_millis(flash_stall_ms_default()))
 }
+
+/// Maximum wait for the pool's lock in [`Flash::read_if_free`], and the pause between two attempts.
+const FREE_MAX: Duration = Duration::from_secs(1);
+const FREE_EVERY: Duration = Duration::from_millis(20);
 
 /// Number of segments that an allocation requests: minimum and maximum.
 #[derive(Clone, Copy, Debug)]
@@ -195,39 +200,56 @@ impl Flash {
     }
 
     /// Returns true if the descriptors of a device, which answers at its path, do not work any more.
+    /// Returns false if the pool's lock is not free.
     pub(super) async fn is_disconnected(&self, id: DeviceId, path: PathBuf) -> bool {
-        let Ok(file) = self.file(id).await else { return false };
+        let Some(file) = self.read_if_free(|pool| pool.file(id).ok()).await else { return false };
         let Some(local) = file.here() else { return false };
         blocking(move || is_disconnected(&path, local.file, answer_max())).await.unwrap_or_default()
     }
 
-    /// Closes a device that has failed, and keeps its content. Refuses if segments other than
-    /// `lost` are in use.
-    pub(super) async fn close_failed(&self, id: DeviceId, lost: Vec<Segment>) -> Result<()> {
+    /// Returns the superblock that this process wrote last to a device.
+    pub(super) async fn former_superblock(&self, id: DeviceId) -> Result<FormerSuperblock> {
+        self.read(move |pool| pool.former_superblock(id).map_err(refuse)).await
+    }
+
+    /// Returns the superblock that this process wrote last to a device; `None` if the device is not
+    /// open or if the pool's lock is not free.
+    pub(super) async fn former_superblock_if_free(&self, id: DeviceId) -> Option<FormerSuperblock> {
+        self.read_if_free(|pool| pool.former_superblock(id).ok()).await
+    }
+
+    /// Closes a device that has failed, and keeps its content. Returns its last superblock; `None`
+    /// if the device is closed already. Refuses if segments other than `lost` are in use.
+    pub(super) async fn close_failed(
+        &self,
+        id: DeviceId,
+        lost: Vec<Segment>,
+    ) -> Result<Option<FormerSuperblock>> {
         let closed = self.with(move |place| {
-            let Some(pool) = place.as_mut().filter(|pool| has(pool, id)) else { return Ok(()) };
-            pool.close_failed(id, &lost).map_err(refuse)?;
+            let Some(pool) = place.as_mut().filter(|pool| has(pool, id)) else { return Ok(None) };
+            let former = pool.close_failed(id, &lost).map_err(refuse)?;
             if pool.devices().is_empty() {
                 *place = None;
             }
-            Ok(())
+            Ok(Some(former))
         });
-        closed.await.map(drop)
+        closed.await.map(|(former, _)| former)
     }
 
-    /// Formats a device of this pool that failed and has returned, and adds it again. `uuid` is the
-    /// device's former UUID. `device_ids` is the number of device ids that the pool has given out.
+    /// Formats a device of this pool that failed and has returned, and adds it again. `former` is
+    /// the device's last superblock. `device_ids` is the number of device ids that the pool has
+    /// given out.
     pub(super) async fn add_returned(
         &self,
         path: PathBuf,
-        uuid: String,
+        former: FormerSuperblock,
         device_ids: u16,
     ) -> Result<(DeviceId, Vec<DeviceInfo>)> {
         self.with(move |place| {
             let id = match place {
-                Some(pool) => pool.add_returned(&path, &uuid).map_err(refuse)?,
+                Some(pool) => pool.add_returned(&path, &former).map_err(refuse)?,
                 None => {
-                    let pool = Pool::of_returned(&path, &uuid, device_ids).map_err(refuse)?;
+                    let pool = Pool::of_returned(&path, &former, device_ids).map_err(refuse)?;
                     let id = pool.devices()[0].id;
                     *place = Some(pool);
                     id
@@ -486,6 +508,22 @@ impl Flash {
         Ok(value.await?.0)
     }
 
+    /// Runs `read`, which performs no I/O, with the open pool. Returns `None` if another operation
+    /// has the pool's lock for [`FREE_MAX`], because an operation keeps the lock while a device
+    /// hangs. No blocking thread waits, so that repeated calls do not take all of them.
+    async fn read_if_free<T>(&self, read: impl Fn(&Pool) -> Option<T>) -> Option<T> {
+        let end = Instant::now() + FREE_MAX;
+        loop {
+            match self.pool.try_lock() {
+                Ok(pool) => return pool.as_ref().and_then(&read),
+                Err(TryLockError::Poisoned(pool)) => return pool.into_inner().as_ref().and_then(&read),
+                Err(TryLockError::WouldBlock) if Instant::now() >= end => return None,
+                Err(TryLockError::WouldBlock) => {}
+            }
+            tokio::time::sleep(FREE_EVERY).await;
+        }
+    }
+
     /// Returns the owners of persistent caches with their number of segments.
     pub(super) async fn owners(&self) -> Result<(Vec<(OwnerId, u64)>, Vec<DeviceInfo>)> {
         self.with(|pool| {
@@ -576,9 +614,9 @@ pub(super) async fn check_devices_answer(paths: Vec<PathBuf>) -> Result<()> {
     answers.into_iter().collect::<Result<(), String>>().map_err(ApiError::failed)
 }
 
-/// Returns an error if the device with this UUID, which failed, has not returned to `path`.
-pub(super) async fn check_device_returned(path: PathBuf, uuid: String) -> Result<()> {
-    blocking(move || check_returned(&path, &uuid, answer_max())).await?.map_err(ApiError::failed)
+/// Returns an error if the device with this superblock, which failed, has not returned to `path`.
+pub(super) async fn check_device_returned(path: PathBuf, former: FormerSuperblock) -> Result<()> {
+    blocking(move || check_returned(&path, &former, answer_max())).await?.map_err(ApiError::failed)
 }
 
 /// Returns true if all paths are devices of hob pools that can be opened.

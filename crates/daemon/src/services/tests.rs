@@ -20,6 +20,7 @@ mod health;
 mod journal_lost;
 mod kept_disks;
 mod life_cycle;
+mod many_disks;
 mod memory;
 mod opening;
 mod operation_guard;
@@ -108,9 +109,24 @@ impl Bench {
         self.services.pools.cache_enable(disk.into(), cache_of(mib)).await
     }
 
+    /// Enables a cache with the settings of a request in JSON.
+    async fn cache_with(&self, disk: &str, mib: u64, json: &str) -> Result<DiskChanged> {
+        let enable = CacheEnable { settings: settings(json), ..cache_of(mib) };
+        self.services.pools.cache_enable(disk.into(), enable).await
+    }
+
     async fn resize(&self, disk: &str, mib: u64) -> Result<DiskChanged> {
         let patch = CachePatch { size: Some(Size(mib * MIB)), ..CachePatch::default() };
         self.services.pools.cache_patch(disk.into(), patch).await
+    }
+
+    /// Renames a file, as if the file or device was removed.
+    fn take_away(&self, name: &str) {
+        take_away(self.dir.path(), name);
+    }
+
+    fn bring_back(&self, name: &str) {
+        bring_back(self.dir.path(), name);
     }
 
     fn room(&self, disk: &str) -> u64 {
@@ -123,6 +139,23 @@ impl Bench {
 }
 
 use hob_control::DiskChanged;
+
+/// Renames a file of a directory, as if the file or device was removed.
+fn take_away(dir: &Path, name: &str) {
+    std::fs::rename(dir.join(name), dir.join(format!("{name}.away"))).unwrap();
+}
+
+fn bring_back(dir: &Path, name: &str) {
+    std::fs::rename(dir.join(format!("{name}.away")), dir.join(name)).unwrap();
+}
+
+/// Creates services that open backings with these options.
+pub(super) fn services_with(options: BackingOptions) -> (Arc<Services>, FakeShard) {
+    let (handle, shard) = FakeShard::start();
+    let services = Services::new(vec![handle], Exports::default(), options, Store::Memory);
+    services.registry.set_restored();
+    (services, shard)
+}
 
 fn services(store: Store) -> (Arc<Services>, FakeShard) {
     let (services, shard) = not_started(store);
@@ -150,6 +183,10 @@ fn pool_create(name: &str, devices: Vec<String>, mib: u64) -> PoolCreate {
 
 fn cache_of(mib: u64) -> CacheEnable {
     CacheEnable { pool: "p".into(), size: Some(Size(mib * MIB)), settings: CacheSettings::default() }
+}
+
+fn settings(json: &str) -> CacheSettings {
+    serde_json::from_str::<CachePatch>(json).unwrap().settings
 }
 
 fn run(test: impl AsyncFnOnce(Bench)) {
@@ -526,8 +563,7 @@ fn what_cannot_be_opened_at_the_start_is_offline_and_comes_back() {
         bench.cache("healthy", 4).await.unwrap();
         bench.shard.stop();
         drop(bench.services);
-        std::fs::rename(bench.dir.path().join("vm.img"), bench.dir.path().join("vm.away")).unwrap();
-        std::fs::rename(bench.dir.path().join("a"), bench.dir.path().join("a.away")).unwrap();
+        ["vm.img", "a"].iter().for_each(|name| take_away(bench.dir.path(), name));
         let (services, _shard) = restart(&state_dir, "").await;
         let bench = Bench { services, ..bench };
         let vm = bench.services.observe.disk("vm").unwrap();
@@ -541,8 +577,7 @@ fn what_cannot_be_opened_at_the_start_is_offline_and_comes_back() {
         tokio::spawn(bench.services.events.clone().tend(receiver));
         tokio::time::sleep(std::time::Duration::from_secs(30)).await;
         assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Offline);
-        std::fs::rename(bench.dir.path().join("vm.away"), bench.dir.path().join("vm.img")).unwrap();
-        std::fs::rename(bench.dir.path().join("a.away"), bench.dir.path().join("a")).unwrap();
+        ["vm.img", "a"].iter().for_each(|name| bench.bring_back(name));
         let mut left = 1000;
         while (bench.room("vm"), bench.room("healthy")) != (4, 4) {
             left -= 1;

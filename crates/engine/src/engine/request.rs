@@ -159,23 +159,24 @@ impl Engine {
     /// Ends an answered request, and releases its range lock and its buffer.
     pub(super) fn finish(&mut self, slot: u32) {
         self.give_back_zeroes(slot);
-        let active = self.requests.remove(slot);
-        assert_eq!(active.pending, 0, "a request ends with I/O in flight");
-        if active.range.first < active.range.end {
+        let Active { request, range, phase, pending, fill_bytes, is_answered, .. } = self.requests[slot];
+        assert_eq!(pending, 0, "a request ends with I/O in flight");
+        self.requests.free(slot);
+        if range.first < range.end {
             let runnable = &mut self.runnable;
             self.range_locks.leave(slot, |granted| runnable.push_back(granted));
         }
-        self.fill_bytes -= active.fill_bytes;
-        self.filling -= u32::from(active.phase == Phase::Fill);
-        self.release_out.extend(active.request.buffer);
-        self.slots.give_back(active.request.disk, 1);
-        let disk = self.disk_mut(active.request.disk);
+        self.fill_bytes -= fill_bytes;
+        self.filling -= u32::from(phase == Phase::Fill);
+        self.release_out.extend(request.buffer);
+        self.slots.give_back(request.disk, 1);
+        let disk = self.disk_mut(request.disk);
         disk.in_flight -= 1;
-        disk.ownership.guests -= u32::from(!active.request.op.is_own());
-        disk.answered_discards -= u32::from(active.is_answered);
+        disk.ownership.guests -= u32::from(!request.op.is_own());
+        disk.answered_discards -= u32::from(is_answered);
         if let Some(cache) = &mut disk.cache {
             disk.stats.extra_blocks_used += cache.take_extra_uses();
         }
-        self.unsettled.push(active.request.disk);
+        self.unsettled.push(request.disk);
     }
 }

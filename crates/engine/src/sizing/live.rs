@@ -153,9 +153,48 @@ impl Live {
             Op::Flush | Op::Pull | Op::Forget | Op::Settle | Op::DaemonFlush | Op::ReadForPeer => return,
             Op::Prefetch | Op::Discard(_) | Op::WriteZeroes(..) => {}
         }
-        note(&mut self.small, request);
-        note(&mut self.medium, request);
-        note(&mut self.large, request);
+        let end = request.offset + request.len;
+        let covered = (request.offset / SECTOR_BYTES, end.div_ceil(SECTOR_BYTES));
+        match request.op {
+            Op::Read => self.access(covered, 1),
+            Op::Prefetch => self.access(covered, 0),
+            Op::Write(_) => {
+                let whole = (request.offset.div_ceil(SECTOR_BYTES), end / SECTOR_BYTES);
+                if whole.0 >= whole.1 {
+                    return self.invalidate(covered);
+                }
+                self.invalidate((covered.0, whole.0));
+                self.invalidate((whole.1, covered.1));
+                self.access(whole, 0);
+            }
+            _ => self.invalidate(covered),
+        }
+    }
+
+    fn access(&mut self, sectors: (u64, u64), weight: u32) {
+        let (first, end) = sectors;
+        if end - first > 1 {
+            access(&mut self.small, sectors, weight);
+            access(&mut self.medium, sectors, weight);
+            return access(&mut self.large, sectors, weight);
+        }
+        // All three samplers look up the sector before any of them changes, so that the processor
+        // waits for memory only once.
+        let [medium, large] = [4, 16].map(|sectors| (first / sectors, (first % sectors) as usize));
+        let small_found = self.small.find(first);
+        let medium_found = self.medium.find(medium.0);
+        let large_found = self.large.find(large.0);
+        self.small.access_found(first, small_found, 0..1, weight);
+        self.medium.access_found(medium.0, medium_found, medium.1..medium.1 + 1, weight);
+        self.large.access_found(large.0, large_found, large.1..large.1 + 1, weight);
+    }
+
+    fn invalidate(&mut self, sectors: (u64, u64)) {
+        if sectors.0 < sectors.1 {
+            invalidate(&mut self.small, sectors);
+            invalidate(&mut self.medium, sectors);
+            invalidate(&mut self.large, sectors);
+        }
     }
 
     /// Records that a read was a hit.
@@ -227,28 +266,6 @@ fn report<const SECTORS: usize>(sampler: &Sampler<SECTORS>) -> BlockSizing {
         rate: sampler.rate(),
         blocks: sampler.blocks(),
         curve: sampler.curve(),
-    }
-}
-
-/// Passes a request to one sampler.
-#[inline]
-fn note<const SECTORS: usize>(sampler: &mut Sampler<SECTORS>, request: &Request) {
-    let end = request.offset + request.len;
-    let covered = (request.offset / SECTOR_BYTES, end.div_ceil(SECTOR_BYTES));
-    match request.op {
-        Op::Read => access(sampler, covered, 1),
-        Op::Prefetch => access(sampler, covered, 0),
-        Op::Write(_) => {
-            let whole = (request.offset.div_ceil(SECTOR_BYTES), end / SECTOR_BYTES);
-            if whole.0 >= whole.1 {
-                return invalidate(sampler, covered);
-            }
-            invalidate(sampler, (covered.0, whole.0));
-            invalidate(sampler, (whole.1, covered.1));
-            access(sampler, whole, 0);
-        }
-        Op::Discard(_) | Op::WriteZeroes(..) => invalidate(sampler, covered),
-        Op::Flush | Op::Pull | Op::Forget | Op::Settle | Op::DaemonFlush | Op::ReadForPeer => {}
     }
 }
 

@@ -51,6 +51,17 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// blocks.
 const REGION_STEP: u64 = 0xbb67_ae85_84ca_a73b;
 
+/// Result of the search for a block among the samples.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Found {
+    /// The position of the block is above the threshold.
+    NotSampled,
+    /// The block is to be sampled, but has no sample yet.
+    New { place: u64 },
+    /// The number of the block's sample.
+    Sample { number: u32 },
+}
+
 /// Estimates the miss-ratio curve of accesses to whole blocks.
 pub type Shards = Sampler<0>;
 
@@ -172,10 +183,29 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     /// Panics if the range extends beyond the sectors of a block.
     #[inline]
     pub fn access_sectors(&mut self, block: u64, sectors: Range<usize>, weight: u32) {
-        self.weight += u64::from(weight);
+        let found = self.find(block);
+        self.access_found(block, found, sectors, weight);
+    }
+
+    /// Looks up a block for [`access_found`](Self::access_found).
+    #[inline]
+    pub(super) fn find(&self, block: u64) -> Found {
         let place = self.place(block);
-        if place <= self.threshold {
-            self.access_sample(block, place, sectors, weight);
+        match place <= self.threshold {
+            false => Found::NotSampled,
+            true => self.samples.find(block).map_or(Found::New { place }, |number| Found::Sample { number }),
+        }
+    }
+
+    /// Records an access as [`access_sectors`](Self::access_sectors) does. `found` is the result of
+    /// [`find`](Self::find), with no access in between.
+    #[inline]
+    pub(super) fn access_found(&mut self, block: u64, found: Found, sectors: Range<usize>, weight: u32) {
+        self.weight += u64::from(weight);
+        match found {
+            Found::NotSampled => {}
+            Found::New { place } => self.access_new(block, place, sectors, weight),
+            Found::Sample { number } => self.access_again(number, sectors, weight),
         }
     }
 
@@ -254,21 +284,16 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         place(self.seed, block)
     }
 
-    fn access_sample(&mut self, block: u64, place: u64, sectors: Range<usize>, weight: u32) {
+    fn access_new(&mut self, block: u64, place: u64, sectors: Range<usize>, weight: u32) {
         let weight = f64::from(weight);
         self.estimated += weight * self.blocks_per_sample;
-        match self.samples.find(block) {
-            Some(number) => self.access_again(number, sectors, weight),
-            None => {
-                self.first += weight * self.blocks_per_sample;
-                self.cold_leverage += weight * weight * self.blocks_per_sample;
-                let mut valid_from = [None; SECTORS];
-                valid_from[sectors].fill(Some(BucketNo::FIRST));
-                let sample = Sample { block, used: weight, slot: 0, bucket: None, valid_from };
-                if let Some(number) = self.admit(sample, place) {
-                    self.make_youngest(number);
-                }
-            }
+        self.first += weight * self.blocks_per_sample;
+        self.cold_leverage += weight * weight * self.blocks_per_sample;
+        let mut valid_from = [None; SECTORS];
+        valid_from[sectors].fill(Some(BucketNo::FIRST));
+        let sample = Sample { block, used: weight, slot: 0, bucket: None, valid_from };
+        if let Some(number) = self.admit(sample, place) {
+            self.make_youngest(number);
         }
     }
 
@@ -276,7 +301,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     /// grows by `weight` times the sum of the weights before and after. Each part of this growth is
     /// added to the bucket of the accesses that contributed the weight. For the accesses between
     /// the first and the last access, the distance of the last access is assumed.
-    fn access_again(&mut self, number: u32, sectors: Range<usize>, weight: f64) {
+    fn access_again(&mut self, number: u32, sectors: Range<usize>, weight: u32) {
         let Sample { slot, .. } = *self.samples.get(number);
         let distance = f64::from(self.timeline.younger(slot) + 1);
         self.timeline.remove(slot);
@@ -287,6 +312,13 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         let distance = Buckets::bucket_of((distance * self.blocks_per_sample + 0.5) as u64);
         let sample = self.samples.get_mut(number);
         let hit_from = use_sectors(&mut sample.valid_from, sectors, distance);
+        if weight == 0 {
+            // Such an access changes no sum.
+            sample.bucket = hit_from.or(sample.bucket);
+            return;
+        }
+        let weight = f64::from(weight);
+        self.estimated += weight * self.blocks_per_sample;
         let first = weight.min(sample.used);
         self.cold_leverage += weight * first * self.blocks_per_sample;
         let between = weight * (sample.used - first) * self.blocks_per_sample;
@@ -302,9 +334,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
             None => self.cold_leverage += leverage,
         }
         sample.used = used;
-        if weight > 0.0 || hit_from.is_some() {
-            sample.bucket = hit_from;
-        }
+        sample.bucket = hit_from;
     }
 
     /// Adds a new sample. Returns `None` if the threshold had to fall below the sample's position.
@@ -373,7 +403,7 @@ fn use_sectors(
     distance: BucketNo,
 ) -> Option<BucketNo> {
     // Caches that are too small to hold the block have lost its sectors.
-    valid_from.iter_mut().flatten().for_each(|from| *from = distance.max(*from));
+    valid_from.iter_mut().for_each(|from| *from = from.map(|from| distance.max(from)));
     let mut hit_from = Some(distance);
     for sector in &mut valid_from[sectors] {
         hit_from = hit_from.zip(*sector).map(|(hit, sector)| hit.max(sector));

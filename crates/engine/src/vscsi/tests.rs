@@ -26,7 +26,7 @@ fn request(op: Op, offset: u64, len: u64) -> Request {
 #[track_caller]
 fn bucket_of(metric: Metric, value: i64) -> Option<i64> {
     let mut distribution = Distribution::new(metric);
-    distribution.record_among(metric.info().bounds, value);
+    distribution.record_among(metric.search(), value);
     let found: Vec<_> = distribution.buckets().filter(|(_, count)| *count > 0).collect();
     assert_eq!(found.len(), 1, "{value}");
     found[0].0
@@ -48,6 +48,19 @@ fn tables_are_in_the_order_of_their_enums() {
         stream.record(row.metric, row.bounds[1]);
         let found = stream.distributions[row.metric as usize].buckets().nth(1);
         assert_eq!(found, Some((Some(row.bounds[1]), 1)), "{} is counted by its own bounds", row.name);
+    }
+}
+
+#[test]
+fn the_search_without_branches_finds_the_bucket_of_a_binary_search() {
+    for row in METRICS {
+        let powers = (0..63).map(|bits| 1i64 << bits).chain([i64::MAX]);
+        let interesting = row.bounds.iter().copied().chain(powers);
+        let near = interesting.flat_map(|x| [x.saturating_sub(1), x, x.saturating_add(1)]);
+        for value in near.flat_map(|x| [x, x.saturating_neg()]).chain([0, i64::MIN]) {
+            let expected = row.bounds.partition_point(|bound| *bound < value);
+            assert_eq!(row.metric.search().bucket_of(value), expected, "{} {value}", row.name);
+        }
     }
 }
 

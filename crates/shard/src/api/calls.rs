@@ -248,6 +248,10 @@ calls! {
     /// client while it is served, because hob does not know the file's users.
     query users: Users { id: DiskId } -> u64;
 
+    /// Returns the process ids of a disk's NBD clients on Unix sockets, as this process sees them.
+    /// Clients over TCP or TLS, and clients outside the process's namespace, are left out.
+    query client_pids: ClientPids { id: DiskId } -> Vec<u32>;
+
     /// Resets a statistic of a disk.
     query reset: Reset { id: DiskId, counter: Counter } -> ();
 

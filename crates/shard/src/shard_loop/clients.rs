@@ -11,6 +11,7 @@ use hob_engine::Engine;
 use hob_engine::io::{IoError, Op, Promote, Reply};
 use hob_engine::units::{DiskId, Instant, RequestId, SessionId};
 use hob_frontends::nbd::{Connection, Receive, Status, StatusQuery};
+use hob_frontends::peer_process;
 use hob_nbd::Extent;
 use hob_nbd::server::handshake::Negotiated;
 use hob_nbd::wire::REQUEST_BYTES;
@@ -70,6 +71,8 @@ struct Client {
     fd: Fd,
     kind: ClientKind,
     transport: Transport,
+    /// Process id of the client, if it is known.
+    pid: Option<u32>,
     _permit: ConnectionPermit,
     /// Buffer for bytes received from the client; `None` while a receive operation uses it.
     rx: Option<RxBuf>,
@@ -163,11 +166,15 @@ impl Clients {
         let mut connection = Connection::new(negotiated, disk, u32::from(number), attachment.promote);
         connection.set_resting(self.resting_since.is_some());
         let rx = RxBuf::with(RECEIVE_BYTES, leftover);
+        // The peer of a relay's socket is this process.
+        let is_direct = attachment.transport == Transport::Direct;
+        let pid = is_direct.then(|| peer_process(&attachment.socket)).flatten();
         self.clients[usize::from(number)] = Some(Client {
             connection,
             fd: ring.attach(attachment.socket, FdClass::Socket),
             kind: attachment.kind,
             transport: attachment.transport,
+            pid,
             _permit: attachment.permit,
             rx: Some(rx),
             receiving_payload: false,
@@ -198,13 +205,21 @@ impl Clients {
     /// Returns the number of open connections to a disk. Connections of other hosts and of the
     /// kernel do not count.
     pub(super) fn guests(&self, disk: DiskId) -> u64 {
-        let is_guest = |client: &&Client| {
+        self.guests_of(disk).count() as u64
+    }
+
+    /// Returns the process ids of these connections. A connection over TCP has none.
+    pub(super) fn pids(&self, disk: DiskId) -> Vec<u32> {
+        self.guests_of(disk).filter_map(|client| client.pid).collect()
+    }
+
+    fn guests_of(&self, disk: DiskId) -> impl Iterator<Item = &Client> {
+        self.clients.iter().flatten().filter(move |client| {
             client.kind == ClientKind::Guest
                 && client.transport != Transport::Kernel
                 && client.connection.disk() == disk
                 && !client.shut_down
-        };
-        self.clients.iter().flatten().filter(is_guest).count() as u64
+        })
     }
 
     /// Closes the connections of other hosts to a disk.

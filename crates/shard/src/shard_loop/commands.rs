@@ -215,6 +215,7 @@ impl Shard {
             ShardCall::Users { id, answer } => {
                 reply(answer, Ok(self.clients.guests(id) + self.vhost_user.of(id)))
             }
+            ShardCall::ClientPids { id, answer } => reply(answer, Ok(self.clients.pids(id))),
             ShardCall::Reset { id, counter, answer } => {
                 self.start_command(now, id, Waiting::Plain(answer), counter.command());
             }

@@ -13,7 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use hob_engine::command::Access;
 
 use super::OpenError;
-use super::identity::{SYS_BLOCK, device_number};
+use super::identity::SYS_BLOCK;
+use crate::device_number;
 pub use crate::lock::Share;
 use crate::lock::{LockError, lock_share};
 
@@ -40,11 +41,11 @@ fn below_in(sys: &Path, mut number: u64) -> Vec<(Object, Share)> {
     let mut found = Vec::new();
     let mut share = Share::Whole;
     while found.len() < DEPTH_MAX {
-        let Ok(directory) = sys.join(device_number(number)).canonicalize() else { break };
+        let Ok(directory) = sys.join(device_number::text(number)).canonicalize() else { break };
         let read = |file: &str| fs::read_to_string(directory.join(file)).ok();
         if read("partition").is_some() {
             let disk = directory.parent().and_then(|disk| fs::read_to_string(disk.join("dev")).ok());
-            let Some(disk) = disk.as_deref().and_then(parse_number) else { break };
+            let Some(disk) = disk.as_deref().and_then(device_number::parse) else { break };
             share = Share::Part;
             found.push((Object::Device(disk), share));
             number = disk;
@@ -67,12 +68,6 @@ fn below_in(sys: &Path, mut number: u64) -> Vec<(Object, Share)> {
         }
     }
     found
-}
-
-/// Parses a device number such as `254:1`.
-fn parse_number(text: &str) -> Option<u64> {
-    let (major, minor) = text.trim().split_once(':')?;
-    Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// The locks of the files below a block device.

@@ -12,6 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use crate::device_number;
+
 /// Directory in which the kernel describes its block devices.
 pub(super) const SYS_BLOCK: &str = "/sys/dev/block";
 
@@ -81,14 +83,14 @@ pub(super) fn of_file(kind: &str, metadata: &Metadata, size_bytes: u64) -> Strin
     let born = metadata.created().ok().and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
     let whose = match born {
         Some(born) => format!("created at {}.{:09}", born.as_secs(), born.subsec_nanos()),
-        None => format!("on device {}", device_number(metadata.dev())),
+        None => format!("on device {}", device_number::text(metadata.dev())),
     };
     format!("{kind} with inode {} {whose}, {size_bytes} bytes", metadata.ino())
 }
 
 /// Returns the identity text of a block device from the kernel's description in `sys`.
 pub(super) fn of_block_device(sys: &Path, number: u64, size_bytes: u64) -> String {
-    let number = device_number(number);
+    let number = device_number::text(number);
     let name = name_in(&sys.join(&number)).unwrap_or(format!("{NUMBER}{number}"));
     format!("{BLOCK_DEVICE}{name}, {size_bytes} bytes")
 }
@@ -105,11 +107,6 @@ pub(super) fn device_name(sentence: &str) -> Option<&str> {
 pub(super) fn resized(sentence: &str, size_bytes: u64, other_bytes: u64) -> Option<String> {
     let whose = sentence.strip_suffix(&format!(", {size_bytes} bytes"))?;
     Some(format!("{whose}, {other_bytes} bytes"))
-}
-
-/// Returns the name of a device's directory in [`SYS_BLOCK`], such as `254:1`.
-pub(super) fn device_number(number: u64) -> String {
-    format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number))
 }
 
 fn name_in(directory: &Path) -> Option<String> {

@@ -5,7 +5,7 @@ use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::identity::device_number;
+use crate::device_number;
 use crate::filesystem::type_of;
 
 /// Smallest reported I/O size that is used as a stripe size, bytes. A smaller reported size is the
@@ -33,7 +33,7 @@ pub(super) fn reported(bytes: u64) -> Option<u32> {
 /// hardware RAIDs report the stripe size as their optimal I/O size. Returns `None` for a partition
 /// whose first byte is not the start of a stripe.
 pub(super) fn of_device(sys: &Path, number: u64) -> Option<u32> {
-    let directory = sys.join(device_number(number));
+    let directory = sys.join(device_number::text(number));
     let value = |file: &str| std::fs::read_to_string(directory.join(file)).ok()?.trim().parse::<u64>().ok();
     // In sysfs, the directory of a partition is inside the directory of its disk, which has the
     // queue.

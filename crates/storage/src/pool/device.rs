@@ -22,10 +22,10 @@ use super::format::{NotSuperblock, PAGE_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use super::other_data;
 use super::remote::RemoteFile;
 use super::table::Table;
-use super::{FlashFile, LocalFlash};
+use super::{AlignedBuffer, FlashFile, LocalFlash};
 use crate::direct::open_direct;
 use crate::filesystem::{self, FileNumber, file_number};
-use crate::ring::FdClass;
+use crate::ring::{FdClass, read_now};
 use crate::swap::{self, FileId};
 use crate::volatile::ControlFile;
 
@@ -114,6 +114,8 @@ pub(super) enum Data {
 pub(super) struct Device {
     pub(super) open: OpenDevice,
     pub(super) superblock: Superblock,
+    /// Generation of the last superblock that hob has tried to write. The write may have failed.
+    pub(super) generation_tried: u64,
     /// Number of the superblock copy that is current.
     pub(super) copy: u8,
     pub(super) table: Table,
@@ -294,15 +296,34 @@ impl OpenDevice {
 
     /// Returns the newest valid superblock, and the number of its copy.
     pub(super) fn read_superblock(&self) -> Result<(Superblock, u8), PoolError> {
+        self.newest_superblock(|offset, page| self.control.read_exact_at(page, offset))
+    }
+
+    /// Like [`read_superblock`](Self::read_superblock), with O_DIRECT if possible.
+    pub(super) fn read_superblock_directly(&self) -> Result<(Superblock, u8), PoolError> {
+        match &self.data {
+            Data::Here(data, _) if !self.control.is_volatile() => {
+                self.newest_superblock(|offset, page| Ok(read_now(data, offset, page)?))
+            }
+            _ => self.read_superblock(),
+        }
+    }
+
+    /// Returns the newest valid superblock that `read` returns, and the number of its copy. The
+    /// arguments of `read` are the offset and an aligned page.
+    fn newest_superblock(
+        &self,
+        read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+    ) -> Result<(Superblock, u8), PoolError> {
         let mut found: Option<(Superblock, u8)> = None;
         let mut reason = NotSuperblock::Foreign;
+        let mut page = AlignedBuffer::new(PAGE_BYTES);
         for (copy, offset) in (0u8..).zip(SUPERBLOCK_OFFSETS) {
-            let mut bytes = vec![0; PAGE_BYTES];
-            if let Err(error) = self.control.read_exact_at(&mut bytes, offset) {
+            if let Err(error) = read(offset, page.bytes_mut()) {
                 tracing::warn!(%error, path = %self.path.display(), copy, "a superblock is unreadable");
                 continue;
             }
-            match Superblock::decode(&bytes) {
+            match Superblock::decode(page.bytes()) {
                 Ok(new) if found.as_ref().is_none_or(|(old, _)| old.generation < new.generation) => {
                     found = Some((new, copy));
                 }
@@ -359,7 +380,9 @@ impl Device {
     pub(super) fn format(open: OpenDevice, superblock: Superblock) -> Result<Device, PoolError> {
         open.wipe()?;
         let table = Table::new(superblock.device_uuid, superblock.layout);
-        let mut device = Device { open, superblock, copy: 0, table, flushes: DeviceFlushes::default() };
+        let generation_tried = superblock.generation;
+        let flushes = DeviceFlushes::default();
+        let mut device = Device { open, superblock, generation_tried, copy: 0, table, flushes };
         let formatted = device.write_first();
         if formatted.is_err() {
             // Without the wipe, the next attempt would refuse the device, which may have a
@@ -386,13 +409,15 @@ impl Device {
             }
             _ => open.system("read its segment table", error),
         })?;
-        Ok(Device { open, superblock, copy, table, flushes: DeviceFlushes::default() })
+        let generation_tried = superblock.generation;
+        Ok(Device { open, superblock, generation_tried, copy, table, flushes: DeviceFlushes::default() })
     }
 
     /// Writes the superblock over its older copy.
     pub(super) fn store_superblock(&mut self) -> Result<(), PoolError> {
         let new = Superblock { generation: self.superblock.generation + 1, ..self.superblock.clone() };
         let copy = 1 - self.copy;
+        self.generation_tried = self.generation_tried.max(new.generation);
         let control = &self.open.control;
         let stored = control
             .write_all_at(&new.encode(), SUPERBLOCK_OFFSETS[usize::from(copy)])

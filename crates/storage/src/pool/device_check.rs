@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::AlignedBuffer;
 use super::format::{PAGE_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use super::returned::FormerSuperblock;
 use crate::direct::open_direct;
 use crate::time_limit::within;
 
@@ -52,15 +53,15 @@ pub fn check_all_answer(paths: &[PathBuf], limit: Duration) -> Vec<Result<(), St
     })
 }
 
-/// Checks that a device of a pool that failed has returned: the device with this UUID is at `path`,
-/// has its former size, and answers reads of a few pages at its start and its end, without the
+/// Checks that a device of a pool that failed has returned: the device at `path` has its former
+/// superblock and size, and answers reads of a few pages at its start and its end, without the
 /// page cache if possible.
 ///
 /// # Errors
 /// Returns a sentence for users if the device has not returned, or does not answer within `limit`.
-pub fn check_returned(path: &Path, uuid: &str, limit: Duration) -> Result<(), String> {
-    let expected = uuid.to_owned();
-    match within(path, limit, move |path| compare_identity(path, &expected)) {
+pub fn check_returned(path: &Path, former: &FormerSuperblock, limit: Duration) -> Result<(), String> {
+    let former = former.clone();
+    match within(path, limit, move |path| compare_identity(path, &former)) {
         Some(Ok(compared)) => compared,
         Some(Err(error)) => Err(format!("{}: {error}", path.display())),
         None => Err(format!("{} has not answered a read within {} s", path.display(), limit.as_secs())),
@@ -79,7 +80,7 @@ pub fn is_disconnected(path: &Path, file: OwnedFd, limit: Duration) -> bool {
     matches!(within(path, limit, read), Some(Ok(true)))
 }
 
-fn compare_identity(path: &Path, uuid: &str) -> io::Result<Result<(), String>> {
+fn compare_identity(path: &Path, former: &FormerSuperblock) -> io::Result<Result<(), String>> {
     let refuse = |fault: &str| Ok(Err(format!("{} {fault}", path.display())));
     // A file is also opened for writing, to notice a read-only filesystem. A block device is not:
     // udev examines a device after each close for writing.
@@ -104,18 +105,13 @@ fn compare_identity(path: &Path, uuid: &str) -> io::Result<Result<(), String>> {
             newest = Some(superblock);
         }
     }
-    match newest {
-        None => refuse("has no superblock of a hob pool any more"),
-        Some(superblock) if superblock.device_uuid.to_string() != uuid => {
-            refuse("is another device than before")
-        }
-        Some(superblock) if superblock.device_bytes != size_bytes => refuse("has another size than before"),
-        Some(_) => {
-            file.read_exact_at(page.bytes_mut(), PAGE_OF_DESCRIPTORS)?;
-            file.read_exact_at(page.bytes_mut(), (size_bytes / page_bytes - 1) * page_bytes)?;
-            Ok(Ok(()))
-        }
+    let Some(superblock) = newest else { return refuse("has no superblock of a hob pool any more") };
+    if let Some(difference) = former.difference(&superblock, size_bytes) {
+        return refuse(difference);
     }
+    file.read_exact_at(page.bytes_mut(), PAGE_OF_DESCRIPTORS)?;
+    file.read_exact_at(page.bytes_mut(), (size_bytes / page_bytes - 1) * page_bytes)?;
+    Ok(Ok(()))
 }
 
 fn read_and_flush(path: &Path) -> io::Result<()> {

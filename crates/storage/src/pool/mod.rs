@@ -50,6 +50,7 @@ pub(crate) use reader::AlignedBuffer;
 pub use reader::{SectorCopy, SectorLost, SectorReader};
 pub(crate) use remote::RemoteFile;
 pub use remote::{REMOTE_EXPORT, RemoteFlash};
+pub use returned::FormerSuperblock;
 pub use segments::RingOnFlash;
 pub use swap::SwapArea;
 

@@ -14,7 +14,7 @@ use super::super::Op;
 use super::super::disks::Disks;
 use super::super::fields::{Reason, scaled};
 use super::super::input::Input;
-use super::{FormatInfo, Head, Likeness, Parse, Raw, Settings, Step};
+use super::{FormatInfo, Head, Likeness, Parse, Raw, Settings, Step, read_record};
 
 pub(super) const FORMAT: FormatInfo = FormatInfo {
     name: "blktrace",
@@ -110,16 +110,12 @@ struct Blktrace {
 
 impl Parse for Blktrace {
     fn next(&mut self, input: &mut Input, disks: &mut Disks) -> io::Result<Step> {
-        let mut record = [0; RECORD_BYTES];
-        let got = if self.lost { 0 } else { input.bytes(&mut record)? };
-        if got == 0 {
+        if self.lost {
             return Ok(Step::End);
         }
-        input.next_record();
-        if got < RECORD_BYTES {
-            return Ok(Step::Bad(
-                format!("the trace was cut off after {got} of {RECORD_BYTES} bytes").into(),
-            ));
+        let mut record = [0; RECORD_BYTES];
+        if let Some(step) = read_record(input, &mut record)? {
+            return Ok(step);
         }
         if u32_at(&record, 0, self.order) != MAGIC | VERSION {
             self.lost = true;

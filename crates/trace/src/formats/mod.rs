@@ -128,6 +128,18 @@ pub(super) enum Step {
     End,
 }
 
+/// Reads the next record of a format whose records all have the length of `record`. Returns the step
+/// to report if there is no complete record.
+fn read_record(input: &mut Input, record: &mut [u8]) -> io::Result<Option<Step>> {
+    let got = input.bytes(record)?;
+    if got == 0 {
+        return Ok(Some(Step::End));
+    }
+    input.next_record();
+    let cut_off = || format!("the trace was cut off after {got} of {} bytes", record.len());
+    Ok((got < record.len()).then(|| Step::Bad(cut_off().into())))
+}
+
 /// A parser of a trace format.
 pub(super) trait Parse: Send {
     /// Returns the next entry. Returns an error if the input cannot be read.

@@ -12,7 +12,7 @@ use super::super::Op;
 use super::super::disks::Disks;
 use super::super::fields::scaled;
 use super::super::input::Input;
-use super::{FormatInfo, Head, Likeness, Parse, Raw, Step};
+use super::{FormatInfo, Head, Likeness, Parse, Raw, Step, read_record};
 
 pub(super) const FORMAT: FormatInfo = FormatInfo {
     name: "oracle-general",
@@ -54,15 +54,8 @@ fn detect(head: &Head<'_>) -> Likeness {
 impl Parse for OracleGeneral {
     fn next(&mut self, input: &mut Input, _: &mut Disks) -> io::Result<Step> {
         let mut record = [0; RECORD_BYTES];
-        let got = input.bytes(&mut record)?;
-        if got == 0 {
-            return Ok(Step::End);
-        }
-        input.next_record();
-        if got < RECORD_BYTES {
-            return Ok(Step::Bad(
-                format!("the trace was cut off after {got} of {RECORD_BYTES} bytes").into(),
-            ));
+        if let Some(step) = read_record(input, &mut record)? {
+            return Ok(step);
         }
         let time = u32::from_le_bytes(record[0..4].try_into().expect("four bytes"));
         let object = u64::from_le_bytes(record[4..12].try_into().expect("eight bytes"));

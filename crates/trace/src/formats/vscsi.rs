@@ -15,7 +15,7 @@ use super::super::Op;
 use super::super::disks::Disks;
 use super::super::fields::{Reason, scaled};
 use super::super::input::Input;
-use super::{FormatInfo, Head, Likeness, Parse, Raw, Step};
+use super::{FormatInfo, Head, Likeness, Parse, Raw, Step, read_record};
 
 const SOURCE: &str = "Waldspurger et al., FAST 2015; libCacheSim, vscsi.h";
 
@@ -115,15 +115,8 @@ impl Parse for Vscsi {
     fn next(&mut self, input: &mut Input, _: &mut Disks) -> io::Result<Step> {
         let mut record = [0; 40];
         let record = &mut record[..self.0.record_bytes()];
-        let got = input.bytes(record)?;
-        if got == 0 {
-            return Ok(Step::End);
-        }
-        input.next_record();
-        if got < record.len() {
-            return Ok(Step::Bad(
-                format!("the trace was cut off after {got} of {} bytes", record.len()).into(),
-            ));
+        if let Some(step) = read_record(input, record)? {
+            return Ok(step);
         }
         let fields = fields(record, self.0);
         Ok(match request(&fields, self.0) {

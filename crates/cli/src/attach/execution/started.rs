@@ -5,8 +5,8 @@ use anyhow::{anyhow, bail};
 use serde_json::json;
 
 use super::{HobDisk, Work};
-use crate::attach::disk_of_image;
 use crate::attach::graph::Graph;
+use crate::attach::image::disk_of_image;
 use crate::attach::options::node_name;
 use crate::attach::overlay::{NotDirect, SINCE_START};
 use crate::attach::plan::{Goal, Path, State};

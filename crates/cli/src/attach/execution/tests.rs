@@ -1,18 +1,13 @@
 //! Tests of the work on a disk, with a simulated QEMU whose replies come from a function.
 
 use super::super::fake_qemu::FakeQemu;
+use super::super::record::{Method, example};
 use super::*;
 
 fn record(method: &str) -> Record {
-    let mut record = json!({
-        "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
-        "file": "/image", "format": "raw", "method": method, "cache": { "pool": "fast" },
-        "node": { "node-name": "hob-1" }, "spare": [{ "node-name": "image-file" }],
-    });
-    if method == "reopen" {
-        record["parent"] = json!({ "node-name": "image" });
-    }
-    serde_json::from_value(record).unwrap()
+    let method: Method = serde_json::from_value(json!(method)).unwrap();
+    let parent = (method == Method::Reopen).then(|| json!({ "node-name": "image" }));
+    Record { method, parent, ..example() }
 }
 
 /// Calls `test` with the [`Work`] on one disk of a VM. `answer` returns QEMU's replies; no daemon

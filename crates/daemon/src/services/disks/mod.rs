@@ -5,14 +5,17 @@
 //! disk through its [`DiskOwner`], which calls [`Disks::open_owned`] if this host may serve the
 //! disk.
 //!
-//! Read [`opening`] first. The recovery of a cache is in [`recover`], [`comparison`] and
-//! [`recovering`]. [`fencing`], [`evidence`] and [`last_served`] decide whether a recovered cache
-//! may be used. [`offline_drain`] drains caches without space for a journal, and [`adoption`] gives
-//! a disk a cache that belongs to no disk. [`removal`] removes disks, and [`dirty_rescue`] and
-//! [`abandon`] discard dirty data.
+//! Read [`adding`] and [`opening`] first. [`opening_turns`] limits how many disks are opened at the
+//! same time. The recovery of a cache is in [`journal_reading`], [`recover`], [`comparison`],
+//! [`recovering`] and [`kept_cache`]. [`fencing`], [`evidence`] and
+//! [`last_served`] decide whether a recovered cache may be used. [`offline_drain`] drains caches
+//! without space for a journal, and [`adoption`] gives a disk a cache that belongs to no disk.
+//! [`removal`] removes disks, and [`dirty_rescue`] and [`abandon`] discard dirty data.
 
 mod abandon;
+mod adding;
 mod adoption;
+mod backing;
 mod backing_timeout;
 mod comparison;
 mod crash_log;
@@ -25,16 +28,20 @@ mod flash_content;
 mod foreign_writer;
 mod image;
 mod image_lock;
+mod journal_reading;
+mod kept_cache;
 mod last_served;
 mod life_cycle;
 mod offline_drain;
 mod opening;
+mod opening_turns;
 mod parents;
 mod pool_preview;
 mod preview;
 mod recover;
 mod recovering;
 mod recovery_memory;
+mod refusal;
 mod removal;
 mod reopening;
 mod resize;
@@ -55,11 +62,14 @@ use super::registry::Registry;
 use super::tasks::Tasks;
 use crate::api_error::{ApiError, Result};
 use crate::hardware::BackingOptions;
+pub(super) use adding::{BACKING_CHARS_MAX, no_backing};
 pub(crate) use backing_timeout::wait_max;
 pub(super) use dirty::{Dirty, Source};
 pub(super) use image::image_asked;
 use last_served::Record;
-pub(super) use opening::{BACKING_CHARS_MAX, Open, no_backing, open_gateway};
+pub(super) use opening::{Open, open_gateway};
+pub(super) use opening_turns::OpeningSpeed;
+use opening_turns::OpeningTurns;
 pub(super) use parents::ParentLink;
 pub(super) use recovering::{OldRings, RecoveringCache};
 use recovery_memory::RecoveryMemory;
@@ -98,6 +108,7 @@ service! {
         owner: Arc<OnceLock<Weak<dyn DiskOwner>>>,
         last_served: Arc<Record>,
         recovery_memory: Arc<RecoveryMemory>,
+        opening_turns: Arc<OpeningTurns>,
     }
 }
 

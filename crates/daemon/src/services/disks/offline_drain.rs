@@ -26,7 +26,8 @@ use tokio::time::Instant;
 
 use super::Disks;
 use super::dirty::Dirty;
-use super::recover::{Kept, RETRY_MIN};
+use super::kept_cache::Kept;
+use super::recover::RETRY_MIN;
 use super::to_backing::{DirtyPass, write_to_backing};
 use crate::api_error::{ApiError, Result, open_error};
 use crate::cluster::Taken;

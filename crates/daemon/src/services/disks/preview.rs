@@ -115,6 +115,7 @@ impl Disks {
         if matches!(change, PlannedChange::Remove { .. }) {
             preview.clients = self.settled_users(disk).await;
             if preview.clients > 0 {
+                preview.client_pids = self.client_pids(disk).await;
                 preview.effects.push(format!("{disk}: {} disconnected", clients_are(preview.clients)));
             }
         }
@@ -179,6 +180,14 @@ impl Disks {
         match self.registry.shard_of(disk) {
             Ok((shard, id)) => shard.users(id).await.unwrap_or(0),
             Err(_) => 0,
+        }
+    }
+
+    /// Returns the process ids of a disk's clients, as far as they are known.
+    async fn client_pids(&self, disk: &str) -> Vec<u32> {
+        match self.registry.shard_of(disk) {
+            Ok((shard, id)) => shard.client_pids(id).await.unwrap_or_default(),
+            Err(_) => Vec::new(),
         }
     }
 

@@ -21,7 +21,7 @@ use hob_storage::pool::OwnerId;
 
 use super::Disks;
 use super::comparison::{Served, Source};
-use super::recover::Reading;
+use super::journal_reading::Reading;
 use crate::api_error::{ApiError, Result};
 use crate::hardware::{BackingInfo, Reader};
 use crate::services::pools::Restructure;
@@ -30,7 +30,7 @@ use crate::services::registry::OperationGuard;
 use crate::shard_api::ShardError;
 
 /// A disk that can be served before its cache is recovered.
-pub(in crate::services) struct Early {
+pub(super) struct Early {
     info: BackingInfo,
     reader: Box<dyn Reader>,
     doubtful: Regions,
@@ -56,7 +56,7 @@ impl Disks {
     /// Returns the data for serving a disk while its journal is read: the regions that may be
     /// dirty, and a second reader of its backing. Returns `None` if the disk must wait for the
     /// recovery. Waits for the first pass over the journal if necessary.
-    pub(in crate::services) async fn early(
+    pub(super) async fn early(
         &self,
         name: &str,
         info: &BackingInfo,
@@ -66,7 +66,7 @@ impl Disks {
         let (info, reader) = (info.clone(), reader?);
         // hob drops the record that another host has used the disk when the disk is served. The
         // data on flash must be discarded before.
-        if !reading.is_complete() || reading.foreign.is_some() {
+        if !reading.is_complete() || reading.cache.foreign.is_some() {
             return None;
         }
         let doubtful = if reading.may_be_dirty() {
@@ -74,7 +74,7 @@ impl Disks {
             // that it does not repeatedly appear and disappear. A cache without space for a journal
             // must be drained before its disk is served.
             if self.registry.inner().disk(name).ok()?.offline_reason.is_some()
-                || !self.registry.inner().has_next_ring_space(&reading.spec, reading.data_segments)
+                || !self.registry.inner().has_next_ring_space(&reading.cache.spec, reading.data_segments)
             {
                 return None;
             }
@@ -91,7 +91,7 @@ impl Disks {
     }
 
     /// Tells the disk's shard that its cache is being recovered, and which regions may be dirty.
-    pub(in crate::services) async fn expect_cache(
+    pub(super) async fn expect_cache(
         &self,
         name: &str,
         early: Early,
@@ -106,7 +106,7 @@ impl Disks {
             let journal = disk.cache().and_then(|spec| spec.journal);
             disk.recovering = journal.map(|journal| OldRings {
                 owner: OwnerId(journal.owner.0),
-                upto: reading.upto,
+                upto: reading.cache.upto,
                 written: journal.written,
             });
             disk.cache_reason = Some("it is being recovered".to_owned());
@@ -149,7 +149,7 @@ impl Disks {
 
     async fn bring_cache(&self, name: &str, recovering: RecoveringCache) -> Result<Vec<String>, Restructure> {
         let RecoveringCache { reading, served } = recovering;
-        let (shard, id, upto) = (served.shard.clone(), served.id, reading.upto);
+        let (shard, id, upto) = (served.shard.clone(), served.id, reading.cache.upto);
         let may_be_dirty = reading.may_be_dirty();
         let found = match self.recover(name, reading, Source::Served(served)).await {
             Ok((_, None, notes)) => Ok(notes),

@@ -6,6 +6,7 @@ use hob_control::{DiskChanged, OnClients, OnDirty};
 use super::Disks;
 use super::dirty_rescue::Afterwards;
 use crate::api_error::Result;
+use crate::cluster::Release;
 use crate::services::flash;
 use crate::services::pools::REMOVING;
 use crate::services::registry::{DiskPhase, OperationGuard};
@@ -103,6 +104,26 @@ impl Disks {
         self.drop_idle_parents();
         self.qos.drop_unused_datastores();
         Ok(DiskChanged { disk: None, notes })
+    }
+
+    /// Releases this host's ownership of a disk in the cluster. The disk's cache is not needed any
+    /// more.
+    pub(super) async fn leave_disk(&self, name: &str) {
+        let Some(cluster) = self.peers.cluster() else { return };
+        let (known, _) = self.registry.wish(name).unwrap_or((None, false));
+        let release = self.registry.inner().release_of(name, cluster.settle());
+        if release == Release::AfterSettling {
+            tracing::warn!(
+                "disk {name}: its backing may still execute requests of this host; other hosts can acquire it \
+                after settle_seconds"
+            );
+        }
+        if let Err(why) = cluster.give_up(name, known, release).await {
+            tracing::warn!(
+                "disk {name}: cannot release it in the cluster: {why}; its ownership lock ends with the \
+                 lease of this host"
+            );
+        }
     }
 
     /// Returns false if a disk has no dirty data.

@@ -1,9 +1,10 @@
-//! Changes of a disk's settings while it is served (`hob disk set`, and hob.toml).
+//! Changes of a disk's settings and exports while it is served (`hob disk set`, `hob export`, and
+//! hob.toml).
 //!
 //! The access and the datastore are fixed while a disk is open. A change of the access or the
 //! datastore closes the disk and opens it again ([`reopening`](super::reopening)).
 
-use hob_control::{BackingTimeoutChange, DiskChanged, DiskPatch, OnClients, Size, check_name};
+use hob_control::{BackingTimeoutChange, DiskChanged, DiskPatch, Export, OnClients, Size, check_name};
 
 use super::Disks;
 use super::reopening::OpenSettings;
@@ -77,6 +78,28 @@ impl Disks {
             self.set_device(name, wanted).await?;
         }
         Ok(notes)
+    }
+
+    /// Offers a disk to clients under another name.
+    pub(crate) async fn export_add(&self, disk: String, export: Export) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
+        self.tasks
+            .run("export add", disk.clone(), async move {
+                service.exports.add(&disk, export).await?;
+                service.observe.disk_changed(&disk, Vec::new())
+            })
+            .await
+    }
+
+    /// Removes an export and closes the connections of its clients.
+    pub(crate) async fn export_remove(&self, disk: String, export: String) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
+        self.tasks
+            .run("export remove", disk.clone(), async move {
+                service.exports.remove(&disk, export).await?;
+                service.observe.disk_changed(&disk, Vec::new())
+            })
+            .await
     }
 
     /// Refuses a request with no or invalid settings, or for an unknown disk. Changes nothing.

@@ -70,7 +70,10 @@ impl HobToml {
             }
             Change::PatchPool(pool, patch) => self.pools.pool_set(pool, patch).await.map(drop),
             Change::RemovePool(pool) => self.pools.pool_remove(pool).await.map(drop),
-            Change::AddDisk(disk) => self.add_defined(*disk).await,
+            Change::AddDisk(disk) => {
+                self.add_defined((*disk).clone()).await?;
+                self.complete_defined(*disk).await
+            }
             Change::RemoveDisk(disk) => {
                 self.disks.check_unused(&disk, OnClients::Refuse).await?;
                 self.disks.disk_remove(disk, OnDirty::Drain).await.map(drop)
@@ -100,14 +103,15 @@ impl HobToml {
         }
     }
 
-    /// Adds a disk from hob.toml with all its settings.
-    async fn add_defined(&self, disk: DiskEntry) -> Result<()> {
+    /// Adds a disk from hob.toml with its exports. [`complete_defined`](Self::complete_defined)
+    /// makes the rest.
+    pub(super) async fn add_defined(&self, disk: DiskEntry) -> Result<()> {
         let DiskEntry {
             name,
             backing,
             format,
             read_only,
-            cache,
+            cache: _,
             share_parent,
             parent_cache,
             backing_timeout,
@@ -117,7 +121,7 @@ impl HobToml {
             exports,
             fuse,
             device,
-            qos,
+            qos: _,
         } = disk;
         let add = DiskAdd {
             name: name.clone(),
@@ -139,11 +143,16 @@ impl HobToml {
         for export in exports {
             self.disks.export_add(name.clone(), export).await?;
         }
-        if let Some(qos) = qos {
-            self.qos.set(name.clone(), qos).await?;
+        Ok(())
+    }
+
+    /// Gives a disk from hob.toml, which was added, its QoS settings and its cache.
+    pub(super) async fn complete_defined(&self, disk: DiskEntry) -> Result<()> {
+        if let Some(qos) = disk.qos {
+            self.qos.set(disk.name.clone(), qos).await?;
         }
-        if let Some(cache) = cache {
-            self.pools.cache_enable(name, cache).await?;
+        if let Some(cache) = disk.cache {
+            self.pools.cache_enable(disk.name, cache).await?;
         }
         Ok(())
     }

@@ -6,13 +6,14 @@
 //! changed or deleted after that reload. [`differences`] finds the differences, and [`changes`]
 //! resolves them through the services that commands use.
 
+mod additions;
 mod changes;
 mod differences;
 mod disk_differences;
 mod new_pool;
 mod path_order;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -32,6 +33,7 @@ use crate::config::{Accepted, Config};
 use crate::shard_api::in_time;
 use crate::state::State;
 use crate::watchdog::contained;
+use additions::{Additions, first_additions};
 use changes::Change;
 use differences::{Found, definitions_of, differences, dropped_device, tuned_by};
 use path_order::{Step, in_order, takes_path};
@@ -397,7 +399,14 @@ impl HobToml {
         let is_made = |difference: &ConfigDifference| yes || difference.by == ConfigRemedy::Apply;
         let mut releases: BTreeMap<usize, Result<()>> = BTreeMap::new();
         let (mut has_qos_changed, mut has_timeout_changed) = (false, false);
-        for step in in_order(found, |it| it.change.is_some() && is_made(&it.difference)) {
+        let mut steps: VecDeque<Step> =
+            in_order(found, |it| it.change.is_some() && is_made(&it.difference)).into();
+        let mut additions = Additions::default();
+        while !steps.is_empty() {
+            if additions.is_empty() {
+                additions = self.begin_additions(first_additions(steps.iter(), is_made));
+            }
+            let Some(step) = steps.pop_front() else { break };
             let (Found { difference, change }, released) = match step {
                 Step::Make(found) => (found, None),
                 Step::Release(number, release) => {
@@ -410,16 +419,17 @@ impl HobToml {
                 }
             };
             let what = difference.what();
-            let is_unavailable = || self.registry.inner().is_unavailable(&difference);
-            let was_unavailable = is_unavailable();
             let (mut failure, mut is_delayed) = (None, false);
             match change {
                 Some(change) if is_made(&difference) => {
                     let (changes_qos, changes_timeout) = (change.changes_qos(), change.changes_timeout());
-                    let made = match released {
-                        None => self.make(change).await,
-                        Some(Err(error)) => Err(error),
-                        Some(Ok(back)) => self.move_released(change, *back, &difference).await,
+                    let added = match change {
+                        Change::AddDisk(_) => self.next_added(&mut additions).await,
+                        _ => None,
+                    };
+                    let made = match added {
+                        Some(added) => added,
+                        None => self.make_step(change, released, &difference).await,
                     };
                     match made {
                         Ok(()) => {
@@ -428,10 +438,10 @@ impl HobToml {
                             applied.done.push(format!("{what}: {}", effect_of(&difference.action)));
                             continue;
                         }
-                        Err(error) => {
-                            applied.failed.push(format!("{what}: {error}"));
-                            is_delayed = was_unavailable || is_unavailable();
-                            failure = Some(if is_delayed { error.problem.error } else { error.to_string() });
+                        Err(failed) => {
+                            applied.failed.push(format!("{what}: {}", failed.error));
+                            is_delayed = failed.is_delayed;
+                            failure = Some(failed.reason());
                         }
                     }
                 }
@@ -450,6 +460,35 @@ impl HobToml {
             applied.notes.extend(self.disks.timeouts_without_effect());
         }
         (applied, unmade)
+    }
+
+    /// Makes a change. `released` is the result of the step that released the present paths of the
+    /// object, if there was one: the change that restores these paths, or an error.
+    async fn make_step(
+        &self,
+        change: Change,
+        released: Option<Result<Box<Change>>>,
+        difference: &ConfigDifference,
+    ) -> Result<(), Failure> {
+        let made = async move {
+            match released {
+                None => self.make(change).await,
+                Some(Err(error)) => Err(error),
+                Some(Ok(back)) => self.move_released(change, *back, difference).await,
+            }
+        };
+        self.attempt(difference, made).await
+    }
+
+    /// Waits for a change that resolves a difference.
+    async fn attempt(
+        &self,
+        difference: &ConfigDifference,
+        change: impl Future<Output = Result<()>>,
+    ) -> Result<(), Failure> {
+        let is_unavailable = || self.registry.inner().is_unavailable(difference);
+        let was_unavailable = is_unavailable();
+        change.await.map_err(|error| Failure { error, is_delayed: was_unavailable || is_unavailable() })
     }
 
     /// Gives a new path to a disk or an export that has released its former path. If that fails,
@@ -497,6 +536,20 @@ impl HobToml {
         definitions.0.retain(|key, _| !key.starts_with(UNAPPLIED));
         let pending = inner.config_pending.iter().map(|it| (unapplied_key(&it.difference), String::new()));
         definitions.0.extend(pending);
+    }
+}
+
+/// Why a change was not made.
+struct Failure {
+    error: ApiError,
+    /// True if hob tries again when the object of the change is available.
+    is_delayed: bool,
+}
+
+impl Failure {
+    /// Returns the reason for `hob health`, without the hint for operators if hob tries again.
+    fn reason(self) -> String {
+        if self.is_delayed { self.error.problem.error } else { self.error.to_string() }
     }
 }
 

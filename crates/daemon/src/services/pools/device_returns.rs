@@ -1,15 +1,17 @@
 //! Decides when a fenced device has returned, so that hob may use it again (docs/decisions/0073).
 //!
-//! A device counts as removed if a check of it has failed since the fence, or if its former
-//! descriptors fail although it answers. It has returned when all checks have succeeded for
-//! [`WAIT_MIN`]. Each attempt to use the device again doubles this time,
-//! up to [`WAIT_MAX`].
+//! A device counts as removed if a check since the fence has found that it was away. It also counts
+//! as removed while its former descriptors fail at each check although it answers. A single read
+//! error does not show that a device was removed. A removed device has returned when all checks have
+//! succeeded for [`WAIT_MIN`]. Each attempt to use the device again doubles this time, up to
+//! [`WAIT_MAX`].
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use hob_storage::pool::FormerSuperblock;
 use tokio::time::Instant;
 
 /// Time for which a device must answer before the first attempt to use it again.
@@ -98,18 +100,41 @@ enum Phase {
     InUse,
 }
 
+/// Result of a check of a fenced device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum CheckResult {
+    /// The former device is at its path, and answers.
+    Answers,
+    /// The former device is not at its path, or does not answer. The text is the error of the check.
+    Away(String),
+    /// The check failed with this error, and it is unknown whether the device was removed.
+    Failed(String),
+}
+
+/// Result of a read through the descriptors that a device had before it was fenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FormerDescriptors {
+    /// The read works, or has not ended yet.
+    Work,
+    Fail,
+}
+
 /// The checks of one device since it was fenced.
 #[derive(Debug)]
 pub(super) struct ReturnWatch {
     /// UUID in the superblock of the device.
     uuid: String,
+    /// The last superblock that this process wrote to the device; `None` before the first check.
+    former: Option<FormerSuperblock>,
     /// Reason of the fence.
     reason: String,
     phase: Phase,
     is_checked: bool,
-    /// True if the device was removed from the host, or did not answer.
+    /// True if a check has found that the device was away.
     was_away: bool,
-    /// Time of the first of the latest successful checks; `None` if the last check failed.
+    /// True if the former descriptors failed at the last check, at which the device answered.
+    is_reconnected: bool,
+    /// Time of the first of the latest successful checks; `None` if the last check did not succeed.
     answers_since: Option<Instant>,
     /// Error of the last check, or reason why the device is not used although it has returned.
     obstacle: Option<String>,
@@ -123,10 +148,12 @@ impl ReturnWatch {
     fn new(uuid: String, reason: String) -> ReturnWatch {
         ReturnWatch {
             uuid,
+            former: None,
             reason,
             phase: Phase::Fenced,
             is_checked: false,
             was_away: false,
+            is_reconnected: false,
             answers_since: None,
             obstacle: None,
             attempts: 0,
@@ -152,15 +179,15 @@ impl ReturnWatch {
     }
 
     /// Records the result of a check. Returns true if the device has returned.
-    pub(super) fn note_answer(&mut self, answer: Result<(), String>, now: Instant) -> bool {
-        match answer {
-            Ok(()) => {
+    pub(super) fn note_result(&mut self, result: CheckResult, now: Instant) -> bool {
+        self.was_away |= matches!(result, CheckResult::Away(_));
+        match result {
+            CheckResult::Answers => {
                 let since = *self.answers_since.get_or_insert(now);
                 self.obstacle = None;
-                self.was_away && now.duration_since(since) >= self.wait()
+                self.was_removed() && now.duration_since(since) >= self.wait()
             }
-            Err(why) => {
-                self.was_away = true;
+            CheckResult::Away(why) | CheckResult::Failed(why) => {
                 self.answers_since = None;
                 self.obstacle = Some(why);
                 false
@@ -168,14 +195,22 @@ impl ReturnWatch {
         }
     }
 
-    /// Returns true if it is unknown whether the device was removed from the host.
-    pub(super) fn may_be_reconnected(&self) -> bool {
+    fn was_removed(&self) -> bool {
+        self.was_away || self.is_reconnected
+    }
+
+    /// Returns true if only the former descriptors can show that the device was removed.
+    pub(super) fn needs_descriptors(&self) -> bool {
         !self.was_away && self.phase == Phase::Fenced
     }
 
-    /// Records that the device was removed from the host and connected again.
-    pub(super) fn note_reconnection(&mut self) {
-        self.was_away = true;
+    /// Records a read through the former descriptors of a device that answers. The time for which
+    /// the device must answer begins when the descriptors begin to fail.
+    pub(super) fn note_descriptors(&mut self, descriptors: FormerDescriptors) {
+        let fail = descriptors == FormerDescriptors::Fail;
+        if fail != self.is_reconnected {
+            (self.is_reconnected, self.answers_since) = (fail, None);
+        }
     }
 
     /// Records why hob does not use the device yet, although it has returned.
@@ -183,25 +218,43 @@ impl ReturnWatch {
         self.obstacle = Some(why);
     }
 
+    /// Returns the last superblock that this process wrote to the device, if it is known.
+    pub(super) fn former(&self) -> Option<FormerSuperblock> {
+        self.former.clone()
+    }
+
+    /// Records the last superblock that this process wrote to the device.
+    pub(super) fn note_former(&mut self, former: FormerSuperblock) {
+        self.former = Some(former);
+    }
+
     /// Records that hob has closed the device.
     pub(super) fn note_closed(&mut self) {
         self.phase = Phase::Closed;
     }
 
-    /// Records that the device could not be used again. `uuid` is the UUID that the device got if
-    /// hob had formatted it already.
-    pub(super) fn note_failure(&mut self, why: String, uuid: Option<String>, now: Instant) {
+    /// Records that the device could not be used again. `formatted` has the UUID and the superblock
+    /// that the device got if hob had formatted it already.
+    pub(super) fn note_failure(
+        &mut self,
+        why: String,
+        formatted: Option<(String, FormerSuperblock)>,
+        now: Instant,
+    ) {
         self.attempts = self.attempts.saturating_add(1);
         (self.last_attempt, self.answers_since, self.obstacle) = (Some(now), None, Some(why));
-        if let Some(uuid) = uuid {
-            self.uuid = uuid;
+        if let Some((uuid, former)) = formatted {
+            (self.uuid, self.former) = (uuid, Some(former));
         }
     }
 
-    /// Records that the device is in use again.
+    /// Records that the device is in use again, unless it was fenced during its return.
     pub(super) fn note_return(&mut self, now: Instant) {
         self.attempts = self.attempts.saturating_add(1);
-        (self.phase, self.last_attempt, self.obstacle) = (Phase::InUse, Some(now), None);
+        self.last_attempt = Some(now);
+        if self.phase == Phase::Closed {
+            (self.phase, self.obstacle) = (Phase::InUse, None);
+        }
     }
 
     /// Describes the state of the device for `hob health`; `None` if the device is in use.
@@ -212,17 +265,21 @@ impl ReturnWatch {
         let status = match (&self.obstacle, self.answers_since) {
             _ if self.phase == Phase::InUse => return None,
             (Some(why), Some(_)) => format!("has returned, but is not used again yet: {why}"),
+            (Some(why), None) if !self.was_removed() => format!(
+                "failed a check: {why}; that does not show that the device was removed from the host, so hob does \
+                 not format it; connect it again, or remove it from the pool with {remove}"
+            ),
             (Some(why), None) => format!(
                 "is not usable: {why}; hob formats the former device and uses it again after it has answered for \
                  {wait} s; {remove} removes it from the pool"
             ),
-            (None, Some(_)) if self.was_away => format!(
+            (None, Some(_)) if self.was_removed() => format!(
                 "answers again; hob formats it and uses it again after it has answered for {wait} s; \
                  {remove} removes it from the pool"
             ),
             (None, _) => format!(
-                "has answered all checks since then, so it counts as failing and does not return by itself; \
-                 remove it from the pool with {remove}"
+                "answers and was not removed from the host since then, so it counts as failing and does not \
+                 return by itself; remove it from the pool with {remove}"
             ),
         };
         Some(format!("{reason}; the device {status}"))
@@ -241,8 +298,12 @@ mod tests {
         ReturnWatch::new("uuid".to_owned(), "fenced".to_owned())
     }
 
-    fn away() -> Result<(), String> {
-        Err("no such file".to_owned())
+    fn away() -> CheckResult {
+        CheckResult::Away("no such file".to_owned())
+    }
+
+    fn failed() -> CheckResult {
+        CheckResult::Failed("input/output error".to_owned())
     }
 
     #[test]
@@ -250,29 +311,69 @@ mod tests {
         let start = Instant::now();
         let at = |after| start + seconds(after);
         let mut watch = watch();
-        assert!(!watch.note_answer(away(), at(0)));
-        assert!(!watch.note_answer(Ok(()), at(10)));
-        assert!(!watch.note_answer(Ok(()), at(69)));
-        assert!(!watch.note_answer(away(), at(70)), "it flickers");
-        assert!(!watch.note_answer(Ok(()), at(80)));
-        assert!(watch.note_answer(Ok(()), at(140)));
+        assert!(!watch.note_result(away(), at(0)));
+        assert!(!watch.note_result(CheckResult::Answers, at(10)));
+        assert!(!watch.note_result(CheckResult::Answers, at(69)));
+        assert!(!watch.note_result(away(), at(70)), "it flickers");
+        assert!(!watch.note_result(CheckResult::Answers, at(80)));
+        assert!(watch.note_result(CheckResult::Answers, at(140)));
     }
 
     #[test]
     fn a_device_that_always_answers_does_not_return() {
         let start = Instant::now();
         let mut watch = watch();
-        assert!((0..10_000).all(|minute| !watch.note_answer(Ok(()), start + seconds(60 * minute))));
+        for minute in 0..10_000 {
+            assert!(!watch.note_result(CheckResult::Answers, start + seconds(60 * minute)));
+        }
+    }
+
+    #[test]
+    fn a_device_with_read_errors_does_not_return_before_it_was_removed() {
+        let start = Instant::now();
+        let at = |after| start + seconds(after);
+        let mut watch = watch();
+        assert!(!watch.note_result(failed(), at(0)));
+        for after in [10, 80, 100_000] {
+            assert!(!watch.note_result(CheckResult::Answers, at(after)));
+        }
+        assert!(!watch.note_result(away(), at(100_010)));
+        assert!(!watch.note_result(CheckResult::Answers, at(100_020)));
+        assert!(!watch.note_result(failed(), at(100_030)), "it flickers");
+        assert!(!watch.note_result(CheckResult::Answers, at(100_090)));
+        assert!(watch.note_result(CheckResult::Answers, at(100_150)));
+    }
+
+    /// Checks a device that answers, and reads through its former descriptors.
+    fn check(watch: &mut ReturnWatch, descriptors: FormerDescriptors, now: Instant) -> bool {
+        assert!(watch.needs_descriptors());
+        watch.note_descriptors(descriptors);
+        watch.note_result(CheckResult::Answers, now)
     }
 
     #[test]
     fn a_device_whose_descriptors_fail_returns() {
         let start = Instant::now();
         let mut watch = watch();
-        assert!(!watch.note_answer(Ok(()), start) && watch.may_be_reconnected());
-        watch.note_reconnection();
-        assert!(!watch.may_be_reconnected());
-        assert!(watch.note_answer(Ok(()), start + seconds(60)));
+        for after in (0..60).step_by(10) {
+            assert!(!check(&mut watch, FormerDescriptors::Fail, start + seconds(after)), "{after}");
+        }
+        assert!(check(&mut watch, FormerDescriptors::Fail, start + seconds(60)));
+        watch.note_closed();
+        assert!(!watch.needs_descriptors() && watch.was_removed());
+    }
+
+    /// The descriptors of a device that was removed never work again.
+    #[test]
+    fn a_device_whose_descriptors_fail_once_does_not_return() {
+        let start = Instant::now();
+        let mut watch = watch();
+        for check_number in 0..100 {
+            let fails = check_number % 6 > 0;
+            let descriptors = if fails { FormerDescriptors::Fail } else { FormerDescriptors::Work };
+            let now = start + seconds(10 * check_number);
+            assert!(!check(&mut watch, descriptors, now), "{check_number}");
+        }
     }
 
     #[test]
@@ -282,11 +383,12 @@ mod tests {
         let mut now = start;
         let mut waits = Vec::new();
         for attempt in 0..14 {
-            watch.note_answer(away(), now);
-            watch.note_answer(Ok(()), now);
+            watch.note_result(away(), now);
+            watch.note_result(CheckResult::Answers, now);
             waits.push(watch.wait().as_secs());
             now += watch.wait();
-            assert!(watch.note_answer(Ok(()), now), "{waits:?}");
+            assert!(watch.note_result(CheckResult::Answers, now), "{waits:?}");
+            watch.note_closed();
             match attempt % 2 {
                 0 => watch.note_return(now),
                 _ => watch.note_failure("it is busy".to_owned(), None, now),
@@ -310,14 +412,17 @@ mod tests {
             let status = watch.status(&device).unwrap();
             assert!(status.starts_with("fenced; the device ") && status.contains(part), "{status}");
         };
-        watch.note_answer(Ok(()), now);
+        watch.note_result(CheckResult::Answers, now);
         has(&watch, "remove it from the pool with 'hob pool remove-device p /a'");
-        watch.note_answer(away(), now);
+        watch.note_result(failed(), now);
+        has(&watch, "failed a check: input/output error; that does not show that the device was removed");
+        has(&watch, "connect it again, or remove it from the pool with 'hob pool remove-device p /a'");
+        watch.note_result(away(), now);
         has(
             &watch,
             "no such file; hob formats the former device and uses it again after it has answered for 60 s",
         );
-        watch.note_answer(Ok(()), now);
+        watch.note_result(CheckResult::Answers, now);
         has(&watch, "answers again");
         watch.note_obstacle("vm has data on it".to_owned());
         has(&watch, "has returned, but is not used again yet: vm has data on it");
@@ -326,6 +431,7 @@ mod tests {
             &watch,
             "it is busy; hob formats the former device and uses it again after it has answered for 120 s",
         );
+        watch.note_closed();
         watch.note_return(now);
         assert_eq!(watch.status(&device), None);
     }
@@ -340,17 +446,33 @@ mod tests {
         fence("uuid");
         assert_eq!(returns.begin_check(&device).as_deref(), Some("uuid"));
         assert_eq!((returns.begin_check(&device), returns.idle()), (None, vec![]));
-        returns.with(&device, |watch| watch.note_answer(away(), now));
+        returns.with(&device, |watch| watch.note_result(away(), now));
         fence("uuid");
         assert_eq!(returns.with(&device, |watch| watch.was_away), Some(true));
         returns.end_check(&device);
         assert_eq!(returns.idle(), std::slice::from_ref(&device));
-        returns.with(&device, |watch| watch.note_return(now));
+        returns.with(&device, |watch| {
+            watch.note_closed();
+            watch.note_return(now);
+        });
         assert!(returns.idle().is_empty() && returns.begin_check(&device).is_none());
         fence("another");
         assert_eq!(returns.begin_check(&device).as_deref(), Some("another"));
         assert_eq!(returns.with(&device, |watch| (watch.was_away, watch.attempts)), Some((false, 1)));
         returns.forget(&device);
         assert!(returns.begin_check(&device).is_none());
+    }
+
+    #[test]
+    fn a_device_that_is_fenced_during_its_return_is_watched() {
+        let now = Instant::now();
+        let returns = DeviceReturns::default();
+        let device = DevicePath { pool: "p".to_owned(), path: "/a".into() };
+        returns.note_fence(device.clone(), "uuid".to_owned(), "fenced".to_owned(), now);
+        returns.with(&device, ReturnWatch::note_closed);
+        returns.note_fence(device.clone(), "formatted".to_owned(), "fenced".to_owned(), now);
+        returns.with(&device, |watch| watch.note_return(now));
+        assert_eq!(returns.begin_check(&device).as_deref(), Some("formatted"));
+        assert_eq!(returns.with(&device, |watch| watch.attempts), Some(1));
     }
 }

@@ -10,16 +10,17 @@ use std::time::Duration;
 use hob_control::DeviceState;
 use hob_engine::command::Segment;
 use hob_engine::units::DeviceId;
-use hob_storage::pool::Admission;
+use hob_storage::pool::{Admission, FormerSuperblock};
 use tokio::time::Instant;
 
 use super::Pools;
-use super::device_returns::DevicePath;
+use super::device_absence::FormerDevice;
+use super::device_returns::{CheckResult, DevicePath, FormerDescriptors};
 use super::devices::no_device;
 use crate::api_error::{ApiError, ErrorKind, Result, conflict};
 use crate::background::spawn;
-use crate::services::flash::check_device_returned;
-use crate::services::registry::{DeviceEntry, OPENING};
+use crate::services::flash::{Flash, answer_max, blocking, check_device_returned};
+use crate::services::registry::{DeviceEntry, DeviceIds, OPENING};
 
 /// Interval between two checks of a fenced device.
 pub(in crate::services) const RETURN_EVERY: Duration = Duration::from_secs(10);
@@ -69,34 +70,78 @@ impl Pools {
     /// Checks a fenced device, and uses the device again if it has returned.
     async fn check_fenced(&self, device: &DevicePath) {
         let Some(uuid) = self.returns.begin_check(device) else { return };
-        let answer = check_device_returned(device.path.clone(), uuid.clone()).await;
-        let answer = answer.map_err(|error| error.problem.error);
-        if answer.is_ok() && self.is_reconnected(device).await {
-            self.returns.with(device, |watch| watch.note_reconnection());
+        let result = self.check(device, uuid).await;
+        let needs_descriptors = self.returns.with(device, |watch| watch.needs_descriptors()) == Some(true);
+        if result == CheckResult::Answers && needs_descriptors {
+            let descriptors = self.former_descriptors(device).await;
+            self.returns.with(device, |watch| watch.note_descriptors(descriptors));
         }
         let now = Instant::now();
-        if self.returns.with(device, |watch| watch.note_answer(answer, now)) == Some(true) {
-            self.use_again(device, uuid).await;
+        if self.returns.with(device, |watch| watch.note_result(result, now)) == Some(true) {
+            self.use_again(device).await;
         }
         self.show_return(device);
         self.returns.end_check(device);
     }
 
-    /// Returns true if a device that answers was removed from the host and connected again.
-    async fn is_reconnected(&self, device: &DevicePath) -> bool {
-        if self.returns.with(device, |watch| watch.may_be_reconnected()) != Some(true) {
-            return false;
-        }
-        let found = {
+    /// Checks whether the former device is at its path and answers.
+    async fn check(&self, device: &DevicePath, uuid: String) -> CheckResult {
+        let why = match self.former_superblock(device).await {
+            None => "hob does not know yet which superblock it wrote to the device last".to_owned(),
+            Some(former) => match check_device_returned(device.path.clone(), former).await {
+                Ok(()) => return CheckResult::Answers,
+                Err(error) => error.problem.error,
+            },
+        };
+        let is_away = self.is_away(device, uuid).await;
+        if is_away { CheckResult::Away(why) } else { CheckResult::Failed(why) }
+    }
+
+    /// Returns true if a device that failed a check was removed from the host, or does not answer.
+    async fn is_away(&self, device: &DevicePath, uuid: String) -> bool {
+        let former = {
             let inner = self.registry.inner();
             let entry = inner.pools.get(&device.pool);
-            entry.and_then(|entry| {
+            let found = entry.and_then(|entry| {
                 let fenced = entry.devices.iter().find(|it| it.path == device.path)?;
-                Some((entry.flash.clone(), fenced.ids?))
-            })
+                Some((fenced.file, fenced.segments * entry.segment_bytes))
+            });
+            let (file, segment_bytes) = found.unwrap_or_default();
+            FormerDevice { path: device.path.clone(), uuid, file, segment_bytes }
         };
-        let Some((flash, ids)) = found else { return false };
-        flash.is_disconnected(ids.in_pool, device.path.clone()).await
+        blocking(move || former.is_away(answer_max())).await.unwrap_or_default()
+    }
+
+    /// Returns the pool of a fenced device and the ids of the device, if the device is still open.
+    fn open_device(&self, device: &DevicePath) -> Option<(Flash, DeviceIds)> {
+        let inner = self.registry.inner();
+        let entry = inner.pools.get(&device.pool)?;
+        let fenced = entry.devices.iter().find(|it| it.path == device.path)?;
+        Some((entry.flash.clone(), fenced.ids?))
+    }
+
+    /// Returns the last superblock that this process wrote to a fenced device, or the one that an
+    /// earlier check has found if the pool's lock is not free. Another superblock shows that another
+    /// host has used the device.
+    async fn former_superblock(&self, device: &DevicePath) -> Option<FormerSuperblock> {
+        // hob may have written the superblock again since the last check.
+        if let Some((flash, ids)) = self.open_device(device)
+            && let Some(former) = flash.former_superblock_if_free(ids.in_pool).await
+        {
+            self.returns.with(device, |watch| watch.note_former(former));
+        }
+        self.returns.with(device, |watch| watch.former()).flatten()
+    }
+
+    /// Reads through the former descriptors of a device that answers. If the device was removed from
+    /// the host and connected again, they fail.
+    async fn former_descriptors(&self, device: &DevicePath) -> FormerDescriptors {
+        let found = self.open_device(device);
+        let Some((flash, ids)) = found else { return FormerDescriptors::Work };
+        match flash.is_disconnected(ids.in_pool, device.path.clone()).await {
+            true => FormerDescriptors::Fail,
+            false => FormerDescriptors::Work,
+        }
     }
 
     /// Shows the state of a fenced device in `hob health`.
@@ -111,23 +156,26 @@ impl Pools {
     }
 
     /// Formats a device that has returned, and gives its space to the caches.
-    async fn use_again(&self, device: &DevicePath, uuid: String) {
+    async fn use_again(&self, device: &DevicePath) {
         let DevicePath { pool, path } = device;
         let guard = match self.registry.guard_pool(pool, OPENING) {
             Ok(guard) => guard,
             Err(error) => return self.note_obstacle(device, &error),
         };
         if !self.returns.is_closed(device) {
-            if let Err(error) = self.close_fenced(pool, path).await {
-                return self.note_obstacle(device, &error);
+            match self.close_fenced(pool, path).await {
+                Ok(Some(former)) => _ = self.returns.with(device, |watch| watch.note_former(former)),
+                Ok(None) => {}
+                Err(error) => return self.note_obstacle(device, &error),
             }
             self.returns.with(device, |watch| watch.note_closed());
         }
-        if let Err((error, uuid)) = self.format_returned(pool, path, uuid).await {
+        let Some(former) = self.returns.with(device, |watch| watch.former()).flatten() else { return };
+        if let Err((error, formatted)) = self.format_returned(pool, path, former).await {
             let path = path.display();
             tracing::warn!("pool {pool}: {path} answers again, but hob cannot use it: {error}");
             let why = error.problem.error;
-            self.returns.with(device, |watch| watch.note_failure(why, uuid, Instant::now()));
+            self.returns.with(device, |watch| watch.note_failure(why, formatted, Instant::now()));
             return;
         }
         self.returns.with(device, |watch| watch.note_return(Instant::now()));
@@ -143,9 +191,9 @@ impl Pools {
         self.returns.with(device, |watch| watch.note_obstacle(error.to_string()));
     }
 
-    /// Closes a fenced device in the pool and in the shards. Refuses if a cache may need data on
-    /// the device. The caller holds the pool's operation guard.
-    async fn close_fenced(&self, pool: &str, path: &Path) -> Result<()> {
+    /// Closes a fenced device in the pool and in the shards, and returns its last superblock. Refuses
+    /// if a cache may need data on the device. The caller holds the pool's operation guard.
+    async fn close_fenced(&self, pool: &str, path: &Path) -> Result<Option<FormerSuperblock>> {
         self.swap.check_none(pool, Some(path))?;
         let (flash, ids) = {
             let inner = self.registry.inner();
@@ -180,7 +228,7 @@ impl Pools {
             entry.in_pool(&lost)
         };
         self.note_next_device(pool).await?;
-        flash.close_failed(ids.in_pool, lost).await?;
+        let former = flash.close_failed(ids.in_pool, lost).await?;
         {
             let mut inner = self.registry.inner();
             let entry = inner.pool_mut(pool)?;
@@ -194,18 +242,18 @@ impl Pools {
             // A shard that has ended has no device.
             let _ = shard.remove_device(ids.on_shards).await;
         }
-        Ok(())
+        Ok(former)
     }
 
-    /// Formats a closed device, and makes all shards open it. An error includes the new UUID of the
-    /// device if the device was formatted.
+    /// Formats a closed device, and makes all shards open it. An error includes the new UUID and
+    /// superblock of the device if the device was formatted.
     async fn format_returned(
         &self,
         pool: &str,
         path: &Path,
-        uuid: String,
-    ) -> Result<(), (ApiError, Option<String>)> {
-        let before = |error: ApiError| (error, None::<String>);
+        former: FormerSuperblock,
+    ) -> Result<(), (ApiError, Option<(String, FormerSuperblock)>)> {
+        let before = |error: ApiError| (error, None);
         let (flash, chosen, ids) = {
             let inner = self.registry.inner();
             let entry = inner.pool(pool).map_err(before)?;
@@ -216,7 +264,7 @@ impl Pools {
         };
         let mut tries = 1..OPEN_TRIES;
         let (id, devices) = loop {
-            match flash.add_returned(path.to_owned(), uuid.clone(), ids).await {
+            match flash.add_returned(path.to_owned(), former.clone(), ids).await {
                 Err(error) if error.kind == ErrorKind::Conflict && tries.next().is_some() => {
                     tokio::time::sleep(OPEN_EVERY).await;
                 }
@@ -226,8 +274,9 @@ impl Pools {
         let info = devices.into_iter().find(|device| device.id == id);
         let info = info.ok_or_else(|| before(ApiError::failed("the device went offline again")))?;
         if let Err(error) = self.connect_device(pool, &info, chosen).await {
+            let former = flash.former_superblock(id).await.ok();
             self.close_device(pool, id).await;
-            return Err((error, Some(info.uuid.to_string())));
+            return Err((error, former.map(|former| (info.uuid.to_string(), former))));
         }
         if let Ok(entry) = self.registry.inner().pool_mut(pool) {
             entry.device_ids = entry.device_ids.max(id.0 + 1);

@@ -12,6 +12,7 @@
 mod allocation;
 mod balance;
 mod caches;
+mod device_absence;
 mod device_health;
 mod device_returns;
 mod devices;

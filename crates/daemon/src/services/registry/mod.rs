@@ -266,6 +266,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) parent: Option<disks::ParentLink>,
     /// State of the dirty data when it was last read, to detect that a drain makes no progress.
     pub(in crate::services) watch: pools::Watch,
+    /// How fast the last opening of the backing failed.
+    pub(in crate::services) opening_speed: disks::OpeningSpeed,
     /// Earliest time at which hob itself tries to open the offline disk again; `None` for no such
     /// limit.
     pub(in crate::services) retry_after: Option<tokio::time::Instant>,

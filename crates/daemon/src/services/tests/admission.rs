@@ -55,17 +55,16 @@ fn a_restart_keeps_a_device_out_until_it_is_opted_in() {
         assert_eq!(bench.room("vm"), 6);
         // Once with all devices at the start, and once with the device added later.
         for late in [false, true] {
-            let (here, away) = (bench.path("a"), bench.path("a.away"));
             bench.shard.stop();
             drop(bench.services);
             if late {
-                std::fs::rename(&here, &away).unwrap();
+                take_away(bench.dir.path(), "a");
             }
             let (services, shard) = restart(&state_dir, "").await;
             bench = Bench { services, shard, dir: bench.dir };
             if late {
                 assert_eq!(device(&bench, "a"), (Admission::Out, 0));
-                std::fs::rename(&away, &here).unwrap();
+                bench.bring_back("a");
                 bench.services.pools.retry_devices("p").await;
             }
             // The caches start empty, without the device.

@@ -434,14 +434,14 @@ fn a_disk_that_cannot_be_opened_again_keeps_its_settings() {
         let socket = bench.path("vm.sock");
         let patch = DiskPatch { vhost_user: Some(socket.clone()), ..DiskPatch::default() };
         bench.services.disks.disk_patch("vm".into(), patch).await.unwrap();
-        std::fs::rename(bench.path("vm.img"), bench.path("away.img")).unwrap();
+        bench.take_away("vm.img");
         let patch = DiskPatch { read_only: Some(true), ..DiskPatch::default() };
         let change = async || bench.services.disks.disk_patch("vm".into(), patch.clone()).await;
         let error = change().await.unwrap_err();
         assert!(error.to_string().contains("vm keeps its settings"), "{error}");
         let disk = bench.services.observe.disk("vm").unwrap();
         assert_eq!((disk.state, disk.read_only), (DiskLife::Offline, false));
-        std::fs::rename(bench.path("away.img"), bench.path("vm.img")).unwrap();
+        bench.bring_back("vm.img");
         bench.services.disks.bring_online("vm").await;
         change().await.unwrap();
         let disk = bench.services.observe.disk("vm").unwrap();

@@ -10,6 +10,7 @@ use std::time::Duration;
 use hob_engine::command::Segment;
 use hob_storage::failing::{Failing, fail};
 
+use super::recovery::crash;
 use super::*;
 
 const BLOCK: u64 = 4096;
@@ -162,14 +163,6 @@ async fn check_data(bench: &Bench, before: u64, what: &str) {
     // A disk that was removed and added again counts from zero.
     let drained = before == 0 && stats.dirty_bytes == 0;
     assert!(drained || stats.dirty_bytes + stats.destaged_bytes >= before * BLOCK, "{what}: {stats:?}");
-}
-
-async fn crash(bench: Bench) -> Bench {
-    let Bench { dir, services, shard } = bench;
-    shard.stop();
-    drop(services);
-    let (services, shard) = restart(&dir.path().join("state"), "").await;
-    Bench { dir, services, shard }
 }
 
 /// Removes everything: all space must be free again.

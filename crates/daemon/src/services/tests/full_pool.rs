@@ -26,9 +26,7 @@ async fn dirty_and_full(bench: Bench) -> Bench {
     bench.disk("vm").await;
     let image = std::fs::File::options().write(true).open(bench.path("vm.img")).unwrap();
     image.write_all_at(&vec![1; (400 * BLOCK) as usize], 0).unwrap();
-    let settings = serde_json::from_str::<CachePatch>(LAZY).unwrap().settings;
-    let enable = CacheEnable { settings, ..cache_of(4) };
-    bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+    bench.cache_with("vm", 4, LAZY).await.unwrap();
     write(&bench, 0..300);
     fill_pool(&bench).await;
     bench
@@ -115,19 +113,17 @@ fn the_space_for_the_journal_of_an_offline_disk_stays_free() {
         let bench = bench.with_state();
         bench.pool(&["a"], 300).await;
         bench.disk("vm").await;
-        let settings = serde_json::from_str::<CachePatch>(LAZY).unwrap().settings;
-        let enable = CacheEnable { settings, ..cache_of(280) };
-        bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+        bench.cache_with("vm", 280, LAZY).await.unwrap();
         write(&bench, 0..300);
         bench.disk("other").await;
         let most = bench.free() - bench.ring();
         assert!(bench.ring() > 1, "a ring of several segments");
-        std::fs::rename(bench.path("vm.img"), bench.path("vm.away")).unwrap();
+        bench.take_away("vm.img");
         let bench = crash(bench).await;
         assert!(reason(&bench).contains("vm.img"), "{}", reason(&bench));
         bench.cache("other", most + 1).await.unwrap_err();
         bench.cache("other", most).await.unwrap();
-        std::fs::rename(bench.path("vm.away"), bench.path("vm.img")).unwrap();
+        bench.bring_back("vm.img");
         await_cache(&bench, 280).await;
         assert_eq!(sectors(&bench).await.1, 300, "still dirty");
     });

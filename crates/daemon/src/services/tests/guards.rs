@@ -130,6 +130,7 @@ fn a_disk_with_clients_is_removed_only_if_they_may_be_disconnected() {
             (preview.clients, preview.effects.as_slice()),
             (2, &["vm: 2 clients are disconnected".to_owned()][..])
         );
+        assert_eq!(preview.client_pids, [std::process::id(); 2]);
     });
 }
 
@@ -147,9 +148,7 @@ fn a_cache_with_two_copies_is_spread_again_when_a_device_returns() {
             bench.pool(&["a", "b"], 16).await;
             bench.disk("vm").await;
             let json = format!(r#"{{{preset}"mode":"write-back","copies":"{copies}","dirty_age_max":0}}"#);
-            let settings = serde_json::from_str::<CachePatch>(&json).unwrap().settings;
-            let enable = CacheEnable { settings, ..cache_of(8) };
-            bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+            bench.cache_with("vm", 8, &json).await.unwrap();
             assert_eq!(devices(&bench), 2);
             bench.services.pools.device_remove("p".into(), bench.path("b")).await.unwrap();
             assert_eq!((devices(&bench), bench.room("vm")), (1, 8));

@@ -138,10 +138,9 @@ fn a_file_that_is_renamed_while_hob_uses_it_is_named() {
         };
         assert!(kinds_now().await.is_empty());
         for name in ["a", "vm.img"] {
-            let (path, away) = (bench.path(name), bench.path("away"));
-            std::fs::rename(&path, &away).unwrap();
+            bench.take_away(name);
             assert_eq!(kinds_now().await, [ProblemKind::FileMissing]);
-            std::fs::rename(&away, &path).unwrap();
+            bench.bring_back(name);
             assert!(kinds_now().await.is_empty());
         }
     });
@@ -185,9 +184,7 @@ fn a_file_that_is_renamed_before_the_first_check_is_named() {
     run(async |bench| {
         bench.pool(&["a"], 4).await;
         bench.disk("vm").await;
-        for name in ["a", "vm.img"] {
-            std::fs::rename(bench.path(name), bench.path(&format!("{name}.away"))).unwrap();
-        }
+        ["a", "vm.img"].iter().for_each(|name| bench.take_away(name));
         bench.services.observe.check_open_files();
         let health = bench.services.observe.health().await;
         assert_eq!(kinds(&health), [ProblemKind::FileMissing; 2], "{health:?}");
@@ -208,12 +205,12 @@ fn a_file_below_an_image_that_is_replaced_is_named() {
             missing.map(|problem| problem.reason).collect::<Vec<String>>()
         };
         assert!(missing().await.is_empty());
-        std::fs::rename(&base, bench.path("away.img")).unwrap();
+        bench.take_away("base.img");
         bench.image("base.img", 8);
         let reasons = missing().await;
         assert!(reasons.len() == 1 && reasons[0].contains(&base), "{reasons:?}");
         assert!(reasons[0].contains("was replaced by another file"), "{reasons:?}");
-        std::fs::rename(bench.path("away.img"), &base).unwrap();
+        bench.bring_back("base.img");
         assert!(missing().await.is_empty());
     });
 }

@@ -16,10 +16,7 @@ const BLOCK: u64 = 4096;
 pub(super) async fn prepare(bench: &Bench, devices: &[&str], blocks: u64) -> DeviceId {
     bench.pool(devices, 8).await;
     bench.disk("vm").await;
-    let json = r#"{"mode":"write-back","dirty_age_max":0}"#;
-    let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
-    let enable = CacheEnable { settings, ..cache_of(4) };
-    bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+    bench.cache_with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
     let id = bench.services.registry.inner().disks["vm"].id;
     (0..blocks).for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
     bench.services.registry.inner().disks["vm"].ring[0].device
@@ -207,8 +204,7 @@ fn a_journal_that_lost_a_copy_is_replaced() {
         bench.disk("vm").await;
         let id = bench.services.registry.inner().disks["vm"].id;
         let json = r#"{"mode":"write-back","copies":"2-dirty"}"#;
-        let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
-        let enable = CacheEnable { settings, ..cache_of(4) };
+        let enable = CacheEnable { settings: settings(json), ..cache_of(4) };
         bench.shard.set_hangs(true);
         let report = async {
             tokio::time::sleep(Duration::from_millis(500)).await;

@@ -74,14 +74,13 @@ fn a_disk_whose_end_of_the_cache_cannot_be_saved_stays_in_use_with_its_dirty_dat
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
         write(&bench, 5..15);
-        let [state, away] = ["state", "away"].map(|name| bench.dir.path().join(name));
-        std::fs::rename(&state, &away).unwrap();
+        bench.take_away("state");
         let disks = &bench.services.disks;
         let error = disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap_err().to_string();
         assert!(error.contains("state.json"), "{error}");
         assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Online);
         assert_eq!(sectors(&bench).await.1, 10);
-        std::fs::rename(&away, &state).unwrap();
+        bench.bring_back("state");
         disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
         assert_eq!(bench.free(), 16);
     });

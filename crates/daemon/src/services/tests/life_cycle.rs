@@ -43,14 +43,13 @@ fn a_snapshot_revert_of_an_offline_disk_discards_its_cache_and_succeeds() {
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
         write(&bench, 0..10);
-        let away = |dir: &Path| std::fs::rename(dir.join("vm.img"), dir.join("vm.away")).unwrap();
-        let bench = end(bench, false, away).await;
+        let bench = end(bench, false, |dir| take_away(dir, "vm.img")).await;
         reason(&bench);
         let event = LifeEvent::SnapshotRevert;
         let changed = bench.services.disks.disk_event("vm".into(), event).await.unwrap();
         assert!(changed.notes[0].contains("all dirty data is lost"), "{:?}", changed.notes);
         reason(&bench);
-        std::fs::rename(bench.path("vm.away"), bench.path("vm.img")).unwrap();
+        bench.bring_back("vm.img");
         bench.services.disks.bring_online("vm").await;
         assert_eq!(sectors(&bench).await, (0, 0));
     });

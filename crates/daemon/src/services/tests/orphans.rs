@@ -203,8 +203,7 @@ fn a_state_that_is_older_than_flash_loses_no_dirty_data() {
         bench.services.registry.save().await.unwrap();
         let saved = bench.dir.path().join("state/state.json");
         let through = std::fs::read(&saved).unwrap();
-        let settings = serde_json::from_str::<CachePatch>(LAZY).unwrap().settings;
-        let patch = CachePatch { settings, ..CachePatch::default() };
+        let patch = CachePatch { settings: settings(LAZY), ..CachePatch::default() };
         bench.services.pools.cache_patch("vm".into(), patch).await.unwrap();
         bench.resize("vm", 5).await.unwrap();
         write(&bench, 0..10);
@@ -222,7 +221,7 @@ fn a_missing_device_may_have_the_dirty_data_of_an_orphan() {
         let toml = toml(&bench);
         let bench = again(bench, &toml, |dir| {
             lose_state(dir);
-            std::fs::rename(dir.join("b"), dir.join("b.away")).unwrap();
+            take_away(dir, "b");
         })
         .await;
         assert!(
@@ -233,7 +232,7 @@ fn a_missing_device_may_have_the_dirty_data_of_an_orphan() {
         let problems = orphan_problems(&bench).await;
         assert!(problems[0].contains("on missing devices"), "{problems:?}");
         assert_eq!(bench.services.observe.disk("other").unwrap().state, DiskLife::Online);
-        std::fs::rename(bench.path("b.away"), bench.path("b")).unwrap();
+        bench.bring_back("b");
         bench.services.pools.retry_devices("p").await;
         bench.services.disks.bring_online("vm").await;
         let disk = bench.services.observe.disk("vm").unwrap();

@@ -11,16 +11,7 @@ use super::*;
 /// Size of a block, so that guests' writes do not overlap others.
 const BLOCK: u64 = 4096;
 
-fn settings(json: &str) -> CacheSettings {
-    serde_json::from_str::<CachePatch>(json).unwrap().settings
-}
-
 impl Bench {
-    async fn with(&self, disk: &str, mib: u64, json: &str) -> Result<DiskChanged> {
-        let enable = CacheEnable { settings: settings(json), ..cache_of(mib) };
-        self.services.pools.cache_enable(disk.into(), enable).await
-    }
-
     async fn set(&self, disk: &str, json: &str) -> Result<DiskChanged> {
         self.services.pools.cache_patch(disk.into(), serde_json::from_str(json).unwrap()).await
     }
@@ -50,7 +41,7 @@ fn a_journal_takes_room_besides_and_all_of_it_comes_back() {
     run(async |bench| {
         bench.pool(&["a", "b"], 8).await;
         bench.disk("vm").await;
-        let changed = bench.with("vm", 6, r#"{"mode":"write-back"}"#).await.unwrap();
+        let changed = bench.cache_with("vm", 6, r#"{"mode":"write-back"}"#).await.unwrap();
         let cache = changed.disk.unwrap().cache.unwrap();
         assert_eq!((cache.journal, cache.room, cache.persistent), (Size(MIB), Size(6 * MIB), true));
         assert!(changed.notes[0].contains("journal takes 1M of pool p"), "{:?}", changed.notes);
@@ -81,7 +72,7 @@ fn a_cache_of_which_the_shard_has_a_part_goes_before_it_is_forgotten() {
         bench.pool(&["a"], 32).await;
         bench.disk("new").await;
         bench.shard.set_hangs(true);
-        assert_eq!(bench.with("new", 4, recovery::LAZY).await.unwrap_err().kind, ErrorKind::Busy);
+        assert_eq!(bench.cache_with("new", 4, recovery::LAZY).await.unwrap_err().kind, ErrorKind::Busy);
         // When the shard has created the cache, the pool for its second copies does not exist.
         let pool = {
             let mut inner = bench.services.registry.inner();
@@ -93,7 +84,7 @@ fn a_cache_of_which_the_shard_has_a_part_goes_before_it_is_forgotten() {
         bench.services.registry.inner().pools.insert("p".into(), pool);
         assert_eq!(bench.services.observe.stats("new").await.unwrap().blocks, 0);
         assert!(bench.services.observe.disk("new").unwrap().cache.is_none());
-        bench.with("new", 4, recovery::LAZY).await.unwrap();
+        bench.cache_with("new", 4, recovery::LAZY).await.unwrap();
         (0..100).for_each(|block| bench.write("new", block));
         let bench = recovery::crash(bench).await;
         assert_eq!(bench.dirty("new").await, 100 * BLOCK);
@@ -106,14 +97,14 @@ fn a_cache_leaves_space_for_its_journal_and_for_the_next_one() {
         bench.pool(&["a"], 6).await;
         bench.disk("vm").await;
         for mib in [5, 6] {
-            let error = bench.with("vm", mib, r#"{"mode":"write-back"}"#).await.unwrap_err();
+            let error = bench.cache_with("vm", mib, r#"{"mode":"write-back"}"#).await.unwrap_err();
             let expected =
                 format!("the pool has 4M free besides the space for journals and {mib}M are needed");
             assert!(error.to_string().contains(&expected), "{error}");
             assert_eq!((error.kind, bench.free()), (ErrorKind::Conflict, 6));
             assert!(bench.services.observe.disk("vm").unwrap().cache.is_none());
         }
-        bench.with("vm", 3, r#"{"mode":"write-back"}"#).await.unwrap();
+        bench.cache_with("vm", 3, r#"{"mode":"write-back"}"#).await.unwrap();
         bench.resize("vm", 4).await.unwrap();
         let error = bench.resize("vm", 5).await.unwrap_err();
         assert!(error.to_string().contains("0 free besides the space for journals"), "{error}");
@@ -132,7 +123,7 @@ fn leaving_write_back_drains_and_a_failing_backing_keeps_it() {
     run(async |bench| {
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
-        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        bench.cache_with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
         (0..100).for_each(|block| bench.write("vm", block));
         assert_eq!(bench.dirty("vm").await, 100 * BLOCK);
         bench.set("vm", r#"{"mode":"write-through"}"#).await.unwrap();
@@ -160,7 +151,7 @@ fn a_drain_is_begun_watched_stopped_and_taken_up_again() {
         tokio::spawn(bench.services.events.clone().tend(receiver));
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
-        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        bench.cache_with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
         bench.write("vm", 1);
         bench.shard.set_backings_fail(true);
         let cache = bench.services.pools.drain("vm".into()).await.unwrap().disk.unwrap().cache.unwrap();
@@ -194,7 +185,11 @@ fn a_shrink_waits_for_a_failing_backing_and_writes_stay_on_flash() {
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
         bench
-            .with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":65,"dirty_stop":60}"#)
+            .cache_with(
+                "vm",
+                4,
+                r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":65,"dirty_stop":60}"#,
+            )
             .await
             .unwrap();
         (0..100).for_each(|block| bench.write("vm", block));
@@ -232,7 +227,7 @@ fn the_dirty_data_of_a_disk_is_read_from_its_shard_when_it_is_shown() {
     run(async |bench| {
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
-        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        bench.cache_with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
         let shown = || bench.services.observe.disk("vm").unwrap().cache.unwrap().dirty.unwrap().size;
         bench.services.pools.refresh_dirty("vm").await;
         assert_eq!(shown(), Size(0));
@@ -249,7 +244,7 @@ fn the_mode_in_effect_is_shown_while_a_drain_lets_writes_through() {
         tokio::spawn(bench.services.events.clone().tend(receiver));
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
-        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        bench.cache_with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
         bench.write("vm", 1);
         let in_effect = || bench.services.observe.disk("vm").unwrap().cache.unwrap().mode_in_effect;
         assert_eq!(in_effect(), None);
@@ -271,7 +266,7 @@ fn a_removal_that_discards_no_dirty_data_reports_no_loss() {
     run(async |bench| {
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
-        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        bench.cache_with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
         let changed = bench.services.disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
         assert!(changed.notes.is_empty(), "{:?}", changed.notes);
     });
@@ -298,7 +293,7 @@ fn a_disk_is_removed_after_its_dirty_data_has_reached_the_backing_or_is_discarde
         bench.pool(&["a"], 8).await;
         for disk in ["vm", "other"] {
             bench.disk(disk).await;
-            bench.with(disk, 2, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+            bench.cache_with(disk, 2, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
             bench.write(disk, 3);
         }
         let before = bench.services.observe.stats("vm").await.unwrap();
@@ -329,7 +324,7 @@ fn dirty_data_leaves_a_device_before_it_is_taken_out() {
     run(async |bench| {
         bench.pool(&["a", "b"], 6).await;
         bench.disk("vm").await;
-        bench.with("vm", 4, r#"{"preset":"auto","dirty_age_max":0}"#).await.unwrap();
+        bench.cache_with("vm", 4, r#"{"preset":"auto","dirty_age_max":0}"#).await.unwrap();
         (0..200).for_each(|block| bench.write("vm", block));
         assert_eq!(bench.free(), 12 - 4 - 2);
         bench.services.pools.device_remove("p".into(), bench.path("a")).await.unwrap();
@@ -368,7 +363,7 @@ fn a_disk_whose_cache_left_flash_has_no_amount_of_dirty_data() {
     run(async |bench| {
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
-        bench.with("vm", 4, recovery::LAZY).await.unwrap();
+        bench.cache_with("vm", 4, recovery::LAZY).await.unwrap();
         (0..100).for_each(|block| bench.write("vm", block));
         assert_eq!(bench.shown("vm").await.size, Size(100 * BLOCK));
         bench.services.pools.device_remove("p".into(), bench.path("a")).await.unwrap();
@@ -414,7 +409,7 @@ fn a_journal_whose_device_fails_is_made_anew_on_another_one() {
     run(async |bench| {
         bench.pool(&["a", "b"], 8).await;
         bench.disk("vm").await;
-        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        bench.cache_with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
         (0..20).for_each(|block| bench.write("vm", block));
         let sick = bench.services.registry.inner().disks["vm"].ring[0].device;
         bench.shard.set_sick(sick);
@@ -455,7 +450,7 @@ fn a_persistent_cache_leaves_a_fenced_device() {
     run(async |bench| {
         bench.pool(&["a", "b"], 8).await;
         bench.disk("vm").await;
-        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        bench.cache_with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
         (0..50).for_each(|block| bench.write("vm", block));
         let sick = bench.services.registry.inner().disks["vm"].held[0].device;
         bench.services.events.handle(ShardEvent::Fenced { device: sick, errors: 16 });

@@ -24,9 +24,7 @@ pub(super) async fn prepare(bench: Bench, json: &str) -> Bench {
     let bench = bench.with_state();
     bench.pool(&["a", "b"], 8).await;
     bench.disk("vm").await;
-    let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
-    let enable = CacheEnable { settings, ..cache_of(4) };
-    bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+    bench.cache_with("vm", 4, json).await.unwrap();
     bench
 }
 
@@ -221,9 +219,7 @@ fn a_read_only_file_that_changes_under_its_disk_is_no_evidence() {
             let backing = bench.image("vm.img", 64);
             let add = DiskAdd { name: "vm".into(), backing, read_only: true, ..DiskAdd::default() };
             bench.services.disks.disk_add(add).await.unwrap();
-            let settings = serde_json::from_str::<CachePatch>(r#"{"persistent":true}"#).unwrap().settings;
-            let enable = CacheEnable { settings, ..cache_of(4) };
-            bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+            bench.cache_with("vm", 4, r#"{"persistent":true}"#).await.unwrap();
             read(&bench, 0..500);
             tokio::time::sleep(COMMITTED).await;
             heartbeat(&bench).await;
@@ -372,13 +368,13 @@ fn a_change_while_a_disk_waits_for_its_device_is_noticed() {
         let bench = prepare(bench, LAZY).await;
         write(&bench, 0..500);
         bench.services.disks.record_served_disks_now().await;
-        rename(bench.dir.path(), "b", "b.away");
+        bench.take_away("b");
         let bench = crash(bench).await;
         assert!(!reason(&bench).contains("by another program"), "{}", reason(&bench));
         bench.services.disks.bring_online("vm").await;
         bench.services.disks.record_served_disks_now().await;
         set_modified(bench.dir.path(), 10 * MINUTE);
-        rename(bench.dir.path(), "b.away", "b");
+        bench.bring_back("b");
         bench.services.pools.retry_devices("p").await;
         bench.services.disks.bring_online("vm").await;
         assert!(reason(&bench).contains("by another program"), "{}", reason(&bench));
@@ -513,12 +509,10 @@ fn a_device_that_is_away_with_dirty_data_keeps_the_disk_offline() {
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
         write(&bench, 0..500);
-        let away = |dir: &Path| std::fs::rename(dir.join("b"), dir.join("b.away")).unwrap();
-        let bench = end(bench, false, away).await;
+        let bench = end(bench, false, |dir| take_away(dir, "b")).await;
         let why = reason(&bench);
         assert!(why.contains("/b of pool p is missing, and may have dirty data"), "{why}");
-        let back = |dir: &Path| std::fs::rename(dir.join("b.away"), dir.join("b")).unwrap();
-        let bench = end(bench, false, back).await;
+        let bench = end(bench, false, |dir| bring_back(dir, "b")).await;
         assert_eq!(sectors(&bench).await, (500, 500));
     });
 }
@@ -529,8 +523,7 @@ fn with_two_copies_a_device_may_be_away() {
         let bench = prepare(bench, r#"{"preset":"auto","dirty_age_max":0}"#).await;
         write(&bench, 0..100);
         assert_eq!(sectors(&bench).await.1, 100);
-        let away = |dir: &Path| std::fs::rename(dir.join("b"), dir.join("b.away")).unwrap();
-        let bench = end(bench, false, away).await;
+        let bench = end(bench, false, |dir| take_away(dir, "b")).await;
         let disk = bench.services.observe.disk("vm").unwrap();
         assert_eq!((disk.state, disk.reason), (DiskLife::Online, None));
         let reason = disk.cache.unwrap().reason.unwrap();
@@ -584,8 +577,7 @@ fn a_served_disk_finds_its_persistent_cache_again() {
             let (services, shard) = services(Store::Memory);
             let disk =
                 DiskAdd { name: "vm".into(), backing: image.clone(), read_only: false, ..DiskAdd::default() };
-            let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
-            let cache = CacheEnable { pool: "default".into(), size: Some(Size(4 * MIB)), settings };
+            let cache = CacheEnable { pool: "default".into(), settings: settings(json), ..cache_of(4) };
             let result = services.startup.start_serving(disk, Some((device.clone(), cache)), force).await;
             (services, shard, result)
         };
@@ -671,12 +663,10 @@ fn a_device_that_is_away_is_not_taken_out_while_a_disk_may_need_it() {
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
         write(&bench, 0..10);
-        let away =
-            |name: &'static str| move |dir: &Path| std::fs::rename(dir.join(name), dir.join("away")).unwrap();
         let device = bench.services.registry.inner().disks["vm"].ring[0].device;
         let path = bench.services.registry.inner().device_on_shards(device).unwrap().1.path.clone();
         let name = if path.ends_with("a") { "a" } else { "b" };
-        let bench = end(bench, false, away(name)).await;
+        let bench = end(bench, false, |dir| take_away(dir, name)).await;
         assert!(reason(&bench).contains("may have dirty data"), "{}", reason(&bench));
         let path = bench.path(name);
         let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
@@ -684,7 +674,7 @@ fn a_device_that_is_away_is_not_taken_out_while_a_disk_may_need_it() {
         assert_eq!(error.kind, ErrorKind::Conflict);
         let said = error.to_string();
         assert!(said.contains("dirty data of its cache") && said.contains("--yes"), "{said}");
-        std::fs::rename(bench.dir.path().join("away"), bench.dir.path().join(name)).unwrap();
+        bench.bring_back(name);
         bench.services.pools.retry_devices("p").await;
         bench.services.disks.bring_online("vm").await;
         assert_eq!(sectors(&bench).await.1, 10);
@@ -699,12 +689,12 @@ fn a_device_that_was_missing_has_its_space_again_and_can_be_removed() {
         run(async |bench| {
             let bench = prepare(bench, settings).await;
             let free = bench.free();
-            let bench = end(bench, false, |dir| rename(dir, "b", "away")).await;
+            let bench = end(bench, false, |dir| take_away(dir, "b")).await;
             assert_eq!(bench.services.observe.disk("vm").unwrap().state, DiskLife::Online);
             let problems = bench.services.observe.health().await.problems;
             let missing = problems.iter().find(|problem| problem.kind == ProblemKind::DeviceOffline).unwrap();
             assert!(missing.reason.contains("hob pool remove-device p "), "{missing:?}");
-            rename(bench.dir.path(), "away", "b");
+            bench.bring_back("b");
             bench.services.pools.retry_devices("p").await;
             assert_eq!((bench.room("vm"), bench.free()), (4, free), "{settings}");
             bench.services.pools.device_remove("p".into(), bench.path("b")).await.unwrap();
@@ -719,16 +709,12 @@ fn a_cache_without_any_device_waits_for_its_devices() {
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
         write(&bench, 0..10);
-        let bench = end(bench, false, |dir| {
-            rename(dir, "a", "a.away");
-            rename(dir, "b", "b.away");
-        })
-        .await;
+        let bench = end(bench, false, |dir| ["a", "b"].iter().for_each(|name| take_away(dir, name))).await;
         let said = reason(&bench);
         assert!(said.contains("no device of pool p is there; restore"), "{said}");
         assert!(!said.contains("export-dirty") && !said.contains("restore the backing"), "{said}");
-        for (away, name) in [("a.away", "a"), ("b.away", "b")] {
-            rename(bench.dir.path(), away, name);
+        for name in ["a", "b"] {
+            bench.bring_back(name);
             bench.services.pools.retry_devices("p").await;
         }
         bench.services.disks.bring_online("vm").await;
@@ -741,22 +727,12 @@ fn a_disk_is_opened_as_soon_as_the_devices_of_its_cache_are_online_again() {
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
         write(&bench, 0..10);
-        let bench = end(bench, false, |dir| {
-            rename(dir, "a", "a.away");
-            rename(dir, "b", "b.away");
-        })
-        .await;
+        let bench = end(bench, false, |dir| ["a", "b"].iter().for_each(|name| take_away(dir, name))).await;
         assert!(reason(&bench).contains("which hob looks for every few seconds"), "{}", reason(&bench));
-        for (away, name) in [("a.away", "a"), ("b.away", "b")] {
-            rename(bench.dir.path(), away, name);
-        }
+        ["a", "b"].iter().for_each(|name| bench.bring_back(name));
         bench.services.events.retry_pool("p").await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         settled(&bench.services).await;
         assert_eq!(sectors(&bench).await.1, 10);
     });
-}
-
-fn rename(dir: &Path, from: &str, to: &str) {
-    std::fs::rename(dir.join(from), dir.join(to)).unwrap();
 }

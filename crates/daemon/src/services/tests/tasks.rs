@@ -100,9 +100,7 @@ fn a_shrink_that_waits_for_a_failing_backing_is_a_task_that_can_be_cancelled() {
             bench.pool(&["a"], 8).await;
             bench.disk("vm").await;
             let lazy = r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":65,"dirty_stop":60}"#;
-            let settings = serde_json::from_str::<CachePatch>(lazy).unwrap().settings;
-            let enable = CacheEnable { settings, ..cache_of(4) };
-            bench.services.pools.cache_enable("vm".into(), enable).await.unwrap();
+            bench.cache_with("vm", 4, lazy).await.unwrap();
             let id = bench.services.registry.inner().disks["vm"].id;
             (0..100).for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
             bench.shard.set_backings_fail(true);

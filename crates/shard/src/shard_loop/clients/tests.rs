@@ -89,6 +89,16 @@ fn header(command: Command, length: u32) -> [u8; REQUEST_BYTES] {
     hob_nbd::Request { command, flags: CommandFlags::NONE, cookie: 1, offset: 0, length }.encode()
 }
 
+#[test]
+fn the_process_of_a_client_is_known() {
+    let mut rig = Rig::new();
+    let _clients = [0, 1, 1].map(|disk| rig.connect(DiskId(disk)));
+    let own = std::process::id();
+    assert_eq!(rig.clients.pids(DiskId(0)), [own]);
+    assert_eq!(rig.clients.pids(DiskId(1)), [own, own]);
+    assert!(rig.clients.pids(DiskId(2)).is_empty());
+}
+
 /// Returns a client with a buffer, and two clients that wait for one.
 fn crowd(rig: &mut Rig) -> [UnixStream; 3] {
     let mut streams = [0, 1, 1].map(|disk| rig.connect(DiskId(disk)));

@@ -37,7 +37,7 @@ impl Vm {
 
     /// Returns the record of a disk for the node `image`, which is connected to hob, and the nodes
     /// `parents` above it.
-    fn adapted(&self, record: &Record, image: &str, parents: &[String]) -> anyhow::Result<Record> {
+    pub(super) fn adapted(&self, record: &Record, image: &str, parents: &[String]) -> anyhow::Result<Record> {
         let graph = &self.graph;
         if graph.users(image) != 1 {
             bail!("several block nodes of QEMU use it, and hob can replace only one user");
@@ -50,7 +50,7 @@ impl Vm {
         let mut driver = "raw";
         if let Some(parent) = parent {
             self.check_format(parent)?;
-            driver = &graph.nodes[parent].driver;
+            driver = &graph.node(parent)?.driver;
         }
         // A guest with another driver sees other data than with the image's own format.
         let is_raw = |driver: &str| matches!(driver, "raw" | "file" | "host_device");
@@ -89,7 +89,7 @@ impl Vm {
 
     /// Returns the options of a raw node that replaces `root` above the image. `file` has the options
     /// of the image's file node.
-    fn raw(&self, record: &Record, root: &str, file: Value) -> Value {
+    pub(super) fn raw(&self, record: &Record, root: &str, file: Value) -> Value {
         let mut raw = json!({ "driver": "raw", "node-name": node_name(&record.disk, "-raw"), "file": file });
         let discards = self.discards(root, "") || export_discards(&self.command_line, &record.disk);
         if discards {
@@ -107,6 +107,7 @@ impl Vm {
 mod tests {
     use super::*;
     use crate::attach::graph::Graph;
+    use crate::attach::record::example;
 
     const FILE: &str = "nbd+unix:///web-vda?socket=/run/hob/nbd.sock";
 
@@ -136,17 +137,12 @@ mod tests {
 
     /// Returns the record of the attachment before the VM's restart.
     fn record() -> Record {
-        serde_json::from_value(json!({
-            "version": 1, "target": "qmp:/run/web.qmp", "disk": "web-vda", "label": "vda", "backend": "vda",
-            "file": "/image", "format": "raw", "method": "reopen", "cache": { "pool": "fast" },
-            "node": {
-                "driver": "nbd", "node-name": "hob-1", "export": "web-vda",
-                "server": { "type": "unix", "path": "/run/hob/nbd.sock" },
-            },
-            "spare": [{ "driver": "file", "node-name": "started", "filename": "/image", "aio": "native" }],
-            "parent": { "driver": "raw", "node-name": "image" },
-        }))
-        .unwrap()
+        let server = json!({ "type": "unix", "path": "/run/hob/nbd.sock" });
+        let node = json!({ "driver": "nbd", "node-name": "hob-1", "export": "web-vda", "server": server });
+        let image =
+            json!({ "driver": "file", "node-name": "started", "filename": "/image", "aio": "native" });
+        let parent = Some(json!({ "driver": "raw", "node-name": "image" }));
+        Record { node, spare: vec![image], parent, ..example() }
     }
 
     /// The name `started` belonged to the image's node before the restart, as with libvirt.
