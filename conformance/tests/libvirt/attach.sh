@@ -51,7 +51,7 @@ guest_writes 3 2M
 attach
 guest_writes 8 7M
 rm records/web-virtio-disk0.json
-hob detach libvirt:web --records records
+hob detach libvirt:web web-virtio-disk0 --records records
 definition | cmp - before.xml
 qemu_owns_the_image
 
