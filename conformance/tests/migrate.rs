@@ -292,6 +292,24 @@ fn a_source_whose_cache_is_still_read_is_away() {
     assert!(stage.a.reason("vm").contains(stage.b.address()), "{}", stage.a.reason("vm"));
 }
 
+/// A guest's read at the destination waits for few of the pulls that a bandwidth limit delays.
+#[test]
+fn a_read_at_the_destination_passes_a_slow_copy() {
+    let stage = Stage::new("write-through", "admin");
+    let mut on_a = stage.a.connect("vm");
+    stage.written.read_all(&mut on_a, WARM);
+    stage.written.read_all(&mut on_a, WARM);
+    drop(on_a);
+    let slow = ["--cache", "copy", "--bandwidth", "512K", "--switch", "ask", "--wait", "awaited"];
+    stage.migrated(&slow);
+    std::thread::sleep(Duration::from_secs(2));
+    let mut on_b = stage.b.connect("vm");
+    let began = Instant::now();
+    stage.written.read(&mut on_b, WARM as usize);
+    // Eight pulls of 512 KiB in flight would take 8 s.
+    assert!(began.elapsed() < Duration::from_secs(6), "the read took {:?}", began.elapsed());
+}
+
 /// Nothing of the disk changes before the destination has accepted its name.
 #[test]
 fn a_host_that_cannot_take_the_name_is_refused_at_once() {
