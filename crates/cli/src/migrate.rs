@@ -247,7 +247,8 @@ pub(super) fn sentence(migration: &Migration) -> String {
             Side::Destination => ("here", "on the other host"),
         };
         text.push_str(&format!(
-            "; a write waits {at} for the hand-over; if it does not begin, run 'hob migrate {} --finish' {on}",
+            "; a write waits {at} for the hand-over; if it does not begin, run 'hob migrate {} \
+             --finish' {on}",
             migration.disk
         ));
     }

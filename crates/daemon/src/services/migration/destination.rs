@@ -469,8 +469,8 @@ impl Task {
         let silence = self.heard.elapsed();
         if self.destination.awaits().is_some() && silence > CALL_SILENCE_MAX {
             facts.why = Some(format!(
-                "{} has not called for {} s; if its migration was cancelled, 'hob disk remove {}' removes the \
-                 disk on this host",
+                "{} has not called for {} s; if its migration was cancelled, 'hob disk remove {}' \
+                 removes the disk on this host",
                 facts.peer,
                 silence.as_secs(),
                 self.incoming.name
