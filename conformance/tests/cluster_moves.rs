@@ -7,7 +7,9 @@ use std::time::Duration;
 use conformance::data::{empty_file, repeated};
 use conformance::nbd_client::{Client, read_mibs};
 use conformance::scratch::{text, wait_for, wait_until};
-use conformance::{Authority, Etcd, MIB, Plan, Scratch, TestHost};
+use conformance::store::ONE_BY_ONE;
+use conformance::{Authority, Etcd, MIB, Plan, Scratch, Store, TestHost};
+use rustix::process::Signal;
 use serde_json::Value;
 
 const SIZE: u64 = 16 * MIB;
@@ -307,6 +309,45 @@ fn a_killed_host_gives_a_migrated_disk_back_after_its_restart() {
 
 /// All disks move except the one in use. The plan is printed first, and the command can be
 /// repeated.
+/// A host that was stopped past its lease keeps its dirty data when the disk is moved to it, because
+/// only an operator may discard this data. The backing has no lock, so the next owner can open it.
+#[test]
+fn a_disk_does_not_move_to_a_host_with_dirty_data_of_a_lost_lease() {
+    let shared = Shared::new(&["vm"]);
+    let image = text(&shared.image("vm"));
+    let store =
+        Store::start(&shared.scratch.path("backing.sock"), &[&ONE_BY_ONE[..], &["file", &image]].concat());
+    let start = |name: &str| {
+        let plan = Plan::new(name).reached_as(&shared.authority, "host").admits("host", "admin");
+        let lease = format!("address = {:?}\nlease_seconds = 5\nsettle_seconds = 1", plan.address());
+        let cache = format!("[disk.cache]\npool = \"fast\"\nsize = \"8M\"\n{BACK}");
+        plan.pool("size = \"64M\"\nsegment_size = \"1M\"")
+            .joins(&shared.etcd, &lease)
+            .disk("vm", &store.backing(""), &cache)
+            .start()
+    };
+    let mut a = start("host-a");
+    a.wait_until_serving("vm");
+    let b = start("host-b");
+    let mut guest = a.connect("vm");
+    guest.write(9 * BLOCK, &filled(41)).unwrap();
+    guest.flush().unwrap();
+    a.signal(Signal::STOP);
+    wait_for("force", || b.try_ctl(&["cluster", "take", "vm", "--force", "--yes"]).success());
+    a.signal(Signal::CONT);
+    wait_for("host-a to know", || a.reason("vm").contains("host-b has it"));
+    // The disk of a connected client migrates with its cache.
+    let client = b.connect("vm");
+    let moved = b.try_ctl(&["cluster", "move", "vm", "--to", "host-a"]);
+    assert!(moved.all().contains("may have dirty data"), "{}", moved.all());
+    assert!(b.serves("vm"));
+    let file = a.text("rescued");
+    wait_for("the dirty data", || a.try_ctl(&["cache", "export-dirty", "vm", &file]).success());
+    let rescued = std::fs::read(&file).unwrap();
+    assert_eq!(rescued[(9 * BLOCK) as usize..(10 * BLOCK) as usize], filled(41));
+    drop(client);
+}
+
 #[test]
 fn a_host_is_evacuated_and_disks_that_stay_are_listed() {
     let disks = ["vm1", "vm2", "vm3", "vm4"];

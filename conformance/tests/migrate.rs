@@ -258,6 +258,77 @@ fn a_client_without_permission_is_refused_in_one_line() {
     assert_eq!(c.state("vm"), "absent");
 }
 
+/// The destination's daemon is restarted before the hand-over, and the migration continues.
+#[test]
+fn a_destination_that_is_restarted_still_gets_the_disk() {
+    let mut stage = Stage::new("write-back", "admin");
+    let mut on_a = stage.a.connect("vm");
+    stage.written.write_some(&mut on_a, 50, WARM);
+    stage.migrated(&["--switch", "ask", "--wait", "warm"]);
+    stage.b.stop();
+    assert_eq!(migration(&stage.a)["state"], "copying");
+    stage.b.start();
+    stage.written.write_some(&mut on_a, 10, WARM);
+    drop(on_a);
+    stage.a.ctl(&["migrate", "vm", "--finish", "--wait", "over"]);
+    let mut on_b = stage.b.connect("vm");
+    stage.written.read_all(&mut on_b, DISK);
+}
+
+/// A host that has handed the disk over is not shown as an owner while the destination still reads
+/// its cache.
+#[test]
+fn a_source_whose_cache_is_still_read_is_away() {
+    let stage = Stage::new("write-through", "admin");
+    let mut on_a = stage.a.connect("vm");
+    stage.written.read_all(&mut on_a, WARM);
+    stage.written.read_all(&mut on_a, WARM);
+    drop(on_a);
+    stage.migrated(&["--cache", "remote", "--bandwidth", "256K", "--wait", "warm"]);
+    stage.a.ctl(&["migrate", "vm", "--finish", "--wait", "arrived"]);
+    let shown = migration(&stage.a);
+    assert_eq!(shown["state"], "serving", "{shown}");
+    assert_eq!((stage.a.state("vm"), stage.b.state("vm")), ("away".to_owned(), "online".to_owned()));
+    assert!(stage.a.reason("vm").contains(stage.b.address()), "{}", stage.a.reason("vm"));
+}
+
+/// A guest's read at the destination waits for few of the pulls that a bandwidth limit delays.
+#[test]
+fn a_read_at_the_destination_passes_a_slow_copy() {
+    let stage = Stage::new("write-through", "admin");
+    let mut on_a = stage.a.connect("vm");
+    stage.written.read_all(&mut on_a, WARM);
+    stage.written.read_all(&mut on_a, WARM);
+    drop(on_a);
+    let slow = ["--cache", "copy", "--bandwidth", "512K", "--switch", "ask", "--wait", "awaited"];
+    stage.migrated(&slow);
+    std::thread::sleep(Duration::from_secs(2));
+    let mut on_b = stage.b.connect("vm");
+    let began = Instant::now();
+    stage.written.read(&mut on_b, WARM as usize);
+    // Eight pulls of 512 KiB in flight would take 8 s.
+    assert!(began.elapsed() < Duration::from_secs(6), "the read took {:?}", began.elapsed());
+}
+
+/// Nothing of the disk changes before the destination has accepted its name.
+#[test]
+fn a_host_that_cannot_take_the_name_is_refused_at_once() {
+    let stage = Stage::new("write-back", "admin");
+    let refused = |output: Output, why: &str| {
+        assert!(!output.success() && output.stderr.contains(why), "{}", output.all());
+        assert_eq!(output.stderr.trim().lines().count(), 1, "{}", output.all());
+        assert!(migration(&stage.a).is_null());
+    };
+    refused(
+        stage.a.try_ctl(&["migrate", "vm", "--to", stage.a.address()]),
+        "this is the address of the host that has vm now",
+    );
+    std::fs::write(stage.scratch.path("other.raw"), vec![0; MIB as usize]).unwrap();
+    stage.b.ctl(&["disk", "add", "vm", "--backing", &stage.scratch.text("other.raw")]);
+    refused(stage.migrate(&[]), "that host has another disk named vm");
+    assert_eq!(stage.b.state("vm"), "online");
+}
+
 #[test]
 fn whichever_host_is_killed_one_has_the_disk_and_all_of_it() {
     let rounds = std::env::var("HOB_MIGRATE_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(6);

@@ -260,7 +260,8 @@ fn loans_end_from_both_sides() {
     let mut guest = stage.a.connect("vm");
     stage.write(&mut guest, 50);
     let borrower = stage.loan()["borrower"].as_str().unwrap().to_owned();
-    stage.b.ctl(&["peer", "end", &borrower]);
+    let name = stage.loan()["name"].as_str().unwrap().to_owned();
+    stage.b.ctl(&["peer", "end", &name]);
     stage.write(&mut guest, 50);
     stage.read_all(&mut guest);
     // A asks for another flash lease repeatedly, and gets none before B's operator permits it. Then

@@ -241,6 +241,17 @@ pub(super) fn sentence(migration: &Migration) -> String {
     if let Some(seconds) = migration.eta_seconds {
         text.push_str(&format!(", {}/s, {} to go", migration.rate.human(), super::drain::time(seconds)));
     }
+    if migration.wanted && matches!(migration.state, Copying | Awaiting) {
+        let (at, on) = match side {
+            Side::Source => ("on the other host", "here"),
+            Side::Destination => ("here", "on the other host"),
+        };
+        text.push_str(&format!(
+            "; a write waits {at} for the hand-over; if it does not begin, run 'hob migrate {} \
+             --finish' {on}",
+            migration.disk
+        ));
+    }
     if let Some(why) = &migration.why {
         text.push_str(&format!("; {why}"));
     }
@@ -271,4 +282,48 @@ fn describe(migration: &Migration) -> String {
     }
     line("lasted", format!("{:.1} s", migration.total_ms as f64 / 1e3));
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_that_waits_for_the_hand_over_is_shown_on_both_hosts() {
+        let size = Size(0);
+        let waiting = |side, state, wanted| Migration {
+            disk: "vm".to_owned(),
+            side,
+            peer: "b".to_owned(),
+            cache: CarryMode::Drop,
+            state,
+            warm: true,
+            wanted,
+            generation: 0,
+            attempt: 1,
+            why: None,
+            valid: size,
+            sent: size,
+            resent: size,
+            pulled: size,
+            left: size,
+            rate: size,
+            percent: 100,
+            eta_seconds: None,
+            drain_ms: None,
+            pause_ms: None,
+            waited_ms: None,
+            total_ms: 0,
+        };
+        let source = sentence(&waiting(Side::Source, MigrationState::Copying, true));
+        assert!(source.contains("a write waits on the other host") && source.ends_with("--finish' here"));
+        let destination = sentence(&waiting(Side::Destination, MigrationState::Awaiting, true));
+        assert!(destination.contains("a write waits here") && destination.ends_with("on the other host"));
+        for (side, state, wanted) in [
+            (Side::Destination, MigrationState::Awaiting, false),
+            (Side::Source, MigrationState::Serving, true),
+        ] {
+            assert!(!sentence(&waiting(side, state, wanted)).contains("a write waits"));
+        }
+    }
 }

@@ -30,6 +30,15 @@ const OWN: u32 = SessionId::DAEMON_BIT;
 /// Maximum number of pulls in flight per disk.
 const PULLS_MAX: u32 = 8;
 
+/// Duration of a pull, in nanoseconds, above which fewer pulls may be in flight. The other host's
+/// bandwidth limit or the network is slow then, and guests' reads from the other host wait behind
+/// the pulls in flight. So does an invalidation of data that is being pulled, for which the
+/// hand-over waits.
+const SLOW_NS: u64 = 500_000_000;
+
+/// Duration of a pull, in nanoseconds, below which more pulls may be in flight.
+const QUICK_NS: u64 = 250_000_000;
+
 /// Maximum size of one pull, in bytes.
 const PULL_BYTES_MAX: u64 = 512 << 10;
 
@@ -49,10 +58,25 @@ struct CacheTransfer {
     size_bytes: u64,
     pulls: bool,
     in_flight: u32,
+    limit: PullLimit,
     /// No pull starts before this time.
     pause: Option<Instant>,
     /// Bytes of pulls whose range changed during the pull, so that the range must be pulled again.
     again_bytes: u64,
+}
+
+/// Number of pulls that may be in flight for a disk: 1 to [`PULLS_MAX`], by the duration of the
+/// latest pulls.
+struct PullLimit(u32);
+
+impl PullLimit {
+    fn note(&mut self, duration_ns: u64) {
+        if duration_ns > SLOW_NS {
+            self.0 = self.0.saturating_sub(1).max(1);
+        } else if duration_ns < QUICK_NS {
+            self.0 = (self.0 + 1).min(PULLS_MAX);
+        }
+    }
 }
 
 /// A call of the daemon that needs several requests to one disk. The shard answers the call after
@@ -68,7 +92,8 @@ struct Job {
 }
 
 enum Asked {
-    Pull(DiskId, Pull),
+    /// A pull, and the time at which it was submitted.
+    Pull(DiskId, Pull, Instant),
     Job(u64),
 }
 
@@ -93,7 +118,12 @@ impl CacheTransfers {
     pub(super) fn handle_reply(&mut self, now: Instant, reply: &Reply, is_standby: bool) {
         self.room = true;
         match self.asked.remove(&(reply.id.0 as u32)) {
-            Some(Asked::Pull(disk, pull)) => self.pull_ended(now, disk, pull, reply, is_standby),
+            Some(Asked::Pull(disk, pull, since)) => {
+                if let Some(transfer) = self.transfers.get_mut(&disk) {
+                    transfer.limit.note(now.0.saturating_sub(since.0));
+                }
+                self.pull_ended(now, disk, pull, reply, is_standby);
+            }
             Some(Asked::Job(number)) => {
                 if let Some(job) = self.jobs.get_mut(&number) {
                     job.in_flight -= 1;
@@ -186,7 +216,7 @@ impl CacheTransfers {
                 continue;
             }
             transfer.pause = None;
-            while transfer.pulls && transfer.in_flight < PULLS_MAX {
+            while transfer.pulls && transfer.in_flight < transfer.limit.0 {
                 let Some(pull) = transfer.puller.next() else { break };
                 let Some((offset, len, buffer)) = permit(ring, *disk, pull, transfer.size_bytes) else {
                     transfer.puller.ended(pull, Pulled::Again);
@@ -210,7 +240,7 @@ impl CacheTransfers {
                 }
                 progress = true;
                 transfer.in_flight += 1;
-                self.asked.insert(id.0 as u32, Asked::Pull(*disk, pull));
+                self.asked.insert(id.0 as u32, Asked::Pull(*disk, pull, now));
             }
         }
         progress
@@ -251,6 +281,7 @@ impl CacheTransfers {
             size_bytes,
             pulls: false,
             in_flight: 0,
+            limit: PullLimit(1),
             pause: None,
             again_bytes: 0,
         })
@@ -422,5 +453,25 @@ impl Shard {
 
     pub(super) fn size_of(&self, id: DiskId) -> Option<u64> {
         Some(self.backings.get(id.0 as usize)?.as_ref()?.info().size_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_pulls_leave_one_in_flight_and_quick_pulls_all() {
+        let mut limit = PullLimit(1);
+        for _ in 0..2 * PULLS_MAX {
+            limit.note(QUICK_NS - 1);
+        }
+        assert_eq!(limit.0, PULLS_MAX);
+        limit.note(SLOW_NS);
+        assert_eq!(limit.0, PULLS_MAX, "neither slow nor quick");
+        for _ in 0..2 * PULLS_MAX {
+            limit.note(SLOW_NS + 1);
+        }
+        assert_eq!(limit.0, 1);
     }
 }

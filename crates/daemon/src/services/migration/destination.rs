@@ -33,6 +33,10 @@ const FORMER_MAX: Duration = Duration::from_secs(3);
 /// complete. After this time, this host ends the migration.
 const TELL_MAX: Duration = Duration::from_secs(3);
 
+/// Time without a call of the source after which this host reports its silence. The source calls
+/// about once a second while this host awaits the disk.
+const CALL_SILENCE_MAX: Duration = Duration::from_secs(30);
+
 /// A call of the source host.
 #[derive(Debug)]
 pub(crate) enum CallIn {
@@ -249,6 +253,8 @@ impl Task {
         match input {
             Input::Call(session, call, answer) => {
                 self.heard = Instant::now();
+                // The source calls again, so a report of its silence ends.
+                self.incoming.shared.facts().why = self.why.clone();
                 self.hear(session, call, answer).await;
             }
             Input::Acted(ticket, result) => self.acted(ticket, result),
@@ -351,7 +357,11 @@ impl Task {
         let Some(act) = self.acts.remove(&ticket) else { return };
         let name = &self.incoming.name;
         match &result {
-            Ok(_) => self.why = None,
+            Ok(_) => {
+                self.why = None;
+                // The reason of an earlier failure does not apply any more.
+                self.incoming.shared.facts().why = None;
+            }
             Err(why) => {
                 tracing::warn!("{name}: {why}");
                 self.incoming.shared.trouble(why.clone());
@@ -456,6 +466,16 @@ impl Task {
             (None, false) if self.is_open => MigrationState::Arrived,
             (None, false) => facts.state,
         };
+        let silence = self.heard.elapsed();
+        if self.destination.awaits().is_some() && silence > CALL_SILENCE_MAX {
+            facts.why = Some(format!(
+                "{} has not called for {} s; if its migration was cancelled, 'hob disk remove {}' \
+                 removes the disk on this host",
+                facts.peer,
+                silence.as_secs(),
+                self.incoming.name
+            ));
+        }
     }
 
     fn end(&self) {

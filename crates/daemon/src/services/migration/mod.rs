@@ -24,7 +24,8 @@ mod source_actions;
 mod status;
 mod waiting;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hob_engine::units::Instant;
@@ -62,6 +63,11 @@ service! {
     } with {
         /// Migrations by disk name.
         handles: Mutex<BTreeMap<String, Handle>>,
+        /// True after the tasks were stopped because the daemon ends.
+        stopped: AtomicBool,
+        /// Lineages of the disks about which this host is asking the destination of a migration
+        /// that has not begun yet.
+        asking: Mutex<BTreeSet<String>>,
     }
 }
 
@@ -90,6 +96,10 @@ impl Migrations {
         self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn asking(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns true if a disk's migration has a running task.
     pub(super) fn is_migrating(&self, name: &str) -> bool {
         self.handles().get(name).is_some_and(Handle::is_under_way)
@@ -101,8 +111,11 @@ impl Migrations {
         self.handles().get(name).is_some_and(|handle| handle.is_under_way() && handle.shared.facts().drained)
     }
 
-    /// Stops the tasks of all migrations; their records stay.
+    /// Stops the tasks of all migrations; their records stay. After this call, this host answers no
+    /// call of a source: an answer from a record alone could tell the source that this host does
+    /// not await the disk, and the source would cancel the migration.
     pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::SeqCst);
         self.handles().values().for_each(|handle| handle.task.abort());
     }
 }

@@ -303,6 +303,16 @@ impl DiskDetail for Migrations {
             disk.state = DiskState::Awaited;
             disk.reason = None;
         }
+        let has_left = disk.migration.as_ref().filter(|migration| {
+            matches!(migration.state, MigrationState::HandingOver | MigrationState::Serving)
+        });
+        // The disk is still open, but it is not served to guests any more.
+        if let Some(migration) = has_left
+            && disk.state == DiskState::Online
+        {
+            disk.reason = Some(format!("the disk is on {}", migration.peer));
+            disk.state = DiskState::Away;
+        }
     }
 }
 
@@ -310,6 +320,7 @@ impl Leaving {
     /// Checks that the destination host answers and accepts calls of this host, the source.
     async fn meet(&self, session: Session) -> Result<()> {
         let path = call_path(&self.name, "look", &self.session(session), "");
+        let _asking = Asking::start(&self.migrations, &self.lineage);
         let answer = self
             .peer()
             .call(&path, Vec::new(), LOOK_MAX)
@@ -320,8 +331,30 @@ impl Leaving {
             Some(CallRefusal::Owner { .. }) => {
                 Err(conflict!("{} has a disk {} already", self.plan.to, self.name))
             }
-            Some(CallRefusal::Never { why }) => Err(ApiError::conflict(why)),
+            Some(CallRefusal::Never { why }) => {
+                Err(conflict!("{} cannot take {}: {why}", self.plan.to, self.name))
+            }
         }
+    }
+}
+
+/// The time in which this host asks a destination about a disk. If the destination is this host
+/// itself, it recognizes the disk's lineage.
+struct Asking<'a> {
+    migrations: &'a Migrations,
+    lineage: &'a str,
+}
+
+impl<'a> Asking<'a> {
+    fn start(migrations: &'a Migrations, lineage: &'a str) -> Asking<'a> {
+        migrations.asking().insert(lineage.to_owned());
+        Asking { migrations, lineage }
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.migrations.asking().remove(self.lineage);
     }
 }
 

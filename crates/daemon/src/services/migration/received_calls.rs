@@ -2,6 +2,7 @@
 //! the disk's task or answered from the disk's record.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hob_control::{Arrival, CallAnswer, CarrySession, MigrationState, Side};
@@ -31,6 +32,9 @@ impl Migrations {
         call: CallIn,
     ) -> Result<CallAnswer> {
         self.peers.transport()?;
+        if self.stopped.load(Ordering::SeqCst) {
+            return Err(ApiError::busy("this daemon is ending; the next daemon continues the migration"));
+        }
         let invalid = || ApiError::invalid("the session number of the migration is invalid");
         let session = calls::session(&of).ok_or_else(invalid)?;
         if self.brought(&name, &of.lineage, session, &call).is_some() {
@@ -93,9 +97,24 @@ impl Migrations {
         let is_stranger =
             !gives_way && known.is_some_and(|spec| spec.is_none_or(|spec| spec.lineage != lineage));
         match call {
+            CallIn::Arrive(_) if is_stranger && self.keeps_dirty(name) => {
+                refuse(format!("this host {}", kept_dirty(name)))
+            }
             CallIn::Arrive(_) if is_stranger => refuse(format!(
                 "this host has another disk named {name}; remove that disk or its tombstone first"
             )),
+            CallIn::Look if self.asking().contains(lineage) => {
+                Some(never(format!("this is the address of the host that has {name} now")))
+            }
+            CallIn::Look if is_stranger && self.keeps_dirty(name) => {
+                Some(never(format!("that host {}", kept_dirty(name))))
+            }
+            // A disk that waits for the cluster gives way when the disk arrives.
+            CallIn::Look if is_stranger && !self.gives_way(name) && !self.is_offline(name) => {
+                Some(never(format!(
+                    "that host has another disk named {name}; remove that disk or its tombstone there first"
+                )))
+            }
             _ if is_stranger => Some(calls::to_wire(Err(Refused::NotAwaited), None)),
             _ => brought.and_then(|arrival| self.check_arrival(name, arrival).err()).and_then(|error| {
                 tracing::warn!("disk {name}: this host refuses its migration ({session:?}): {error}");
@@ -259,6 +278,19 @@ impl Migrations {
             _ => false,
         }
     }
+}
+
+/// Returns why a host that keeps dirty data of its own does not take a disk.
+fn kept_dirty(name: &str) -> String {
+    format!(
+        "may have dirty data of {name} on its flash; save it there with 'hob cache export-dirty {name} \
+         FILE', and discard it with 'hob cache discard-dirty {name} --yes'"
+    )
+}
+
+/// Returns the answer that this host never takes the disk.
+fn never(why: String) -> CallAnswer {
+    calls::to_wire(Err(Refused::Never), Some(why))
 }
 
 /// Queue of ready data connections, to which the caller adds a connection of the source.

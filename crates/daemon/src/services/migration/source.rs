@@ -256,9 +256,8 @@ impl Task {
         }
         {
             let mut facts = shared.facts();
-            // When the other host confirms a cancellation, the earlier reason for the cancellation
-            // is kept.
-            if why.is_some() || self.source.phase() != Phase::Cancelling {
+            // The answers to a cancellation do not replace the reason for the cancellation.
+            if facts.why.is_none() || self.source.phase() != Phase::Cancelling {
                 facts.why = why;
             }
             if let Ok(view) = &read {

@@ -42,6 +42,21 @@ impl Migrations {
         })
     }
 
+    /// Returns true if the disk is offline. It may wait for the cluster, even if an attempt to open
+    /// it is in progress.
+    pub(super) fn is_offline(&self, name: &str) -> bool {
+        self.registry.inner().disk(name).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Offline(_)))
+    }
+
+    /// Returns true if the disk is offline and this host's flash may have dirty data of the disk.
+    pub(super) fn keeps_dirty(&self, name: &str) -> bool {
+        if !self.is_offline(name) {
+            return false;
+        }
+        let inner = self.registry.inner();
+        inner.disk(name).is_ok_and(|disk| inner.may_have_dirty(disk))
+    }
+
     /// Returns the record that a migration of a disk with this name and lineage to this host was
     /// cancelled; `None` if there is none.
     pub(super) fn record_besides(&self, name: &str, lineage: &str) -> Option<Record> {

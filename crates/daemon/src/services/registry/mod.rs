@@ -505,8 +505,13 @@ impl DiskEntry {
     pub(in crate::services) fn shard(&self) -> Result<ShardHandle> {
         match &self.phase {
             DiskPhase::Online(shard) => Ok(shard.clone()),
-            DiskPhase::Offline(reason) => Err(conflict!("{} is offline: {reason}", self.wanted.name)
-                .hint("repair the backing of the disk; hob retries every few seconds")),
+            DiskPhase::Offline(reason) => {
+                let hint = match self.waits_for_cluster() {
+                    true => "'hob cluster disks' shows the owners of all disks",
+                    false => "repair the backing of the disk; hob retries every few seconds",
+                };
+                Err(conflict!("{} is offline: {reason}", self.wanted.name).hint(hint))
+            }
             DiskPhase::Away(why) => Err(away(&self.wanted.name, why)),
             DiskPhase::Removing => Err(conflict!("{} is being removed", self.wanted.name)),
         }

@@ -107,6 +107,40 @@ fn a_disk_that_is_served_and_not_on_record_yet_is_recorded_by_the_next_call() {
     });
 }
 
+/// A daemon that ends still answers on open connections. An answer from the record of an awaited
+/// disk would make the source cancel the migration, and the next daemon would await the disk forever.
+#[test]
+fn a_daemon_that_ends_answers_no_call_about_a_disk_that_it_awaits() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        bench.services.migrations.stop();
+        for call in [CallIn::Changed(Vec::new()), CallIn::Look, CallIn::Cancel] {
+            let session = CarrySession { generation: 0, attempt: 1, lineage: LINEAGE.into() };
+            let answer = bench.services.migrations.call_in("vm".into(), session, call).await;
+            assert!(answer.is_err_and(|error| error.kind == ErrorKind::Busy), "the source tries again");
+        }
+        let bench = crash(bench).await;
+        let awaited = Record::Awaiting(Session { generation: 0, attempt: 1 });
+        assert_eq!(bench.services.registry.record_of("vm"), Some(awaited));
+    });
+}
+
+/// The source asks before it drains the disk.
+#[test]
+fn a_name_of_another_disk_is_refused_before_the_migration_begins() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        let look = bench.called(0, 1, CallIn::Look).await;
+        assert_eq!(look.refused, Some(CallRefusal::NotAwaited));
+        bench.disk("vm").await;
+        match bench.called(0, 1, CallIn::Look).await.refused {
+            Some(CallRefusal::Never { why }) => assert!(why.contains("another disk named vm"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
 #[test]
 fn a_disk_that_was_given_up_before_anybody_called_leaves_its_name_free() {
     run(async |bench| {

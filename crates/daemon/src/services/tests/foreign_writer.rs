@@ -47,6 +47,21 @@ fn dirty_data_is_not_written_over_what_the_other_wrote() {
     });
 }
 
+/// The pool's owners decide whether a disk that waits for the cluster gives way to a migration, so
+/// they include a cache with dirty data that was created after the pool was opened.
+#[test]
+fn a_lost_disk_with_dirty_data_is_an_owner_of_its_pool() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 5..15);
+        lose(&bench).await;
+        let inner = bench.services.registry.inner();
+        let owner = inner.disks["vm"].cache().unwrap().journal.unwrap().owner;
+        let owners = &inner.pool("p").unwrap().owners;
+        assert!(owners.iter().any(|(of, count)| of.0 == owner.0 && *count > 0), "{owners:?}");
+    });
+}
+
 /// If only the backing's file was renamed, the reason does not name another program.
 #[test]
 fn the_reason_says_what_happened_to_the_file() {

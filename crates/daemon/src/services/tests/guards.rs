@@ -6,6 +6,7 @@ use hob_control::{LifeEvent, OnClients, PlannedChange, PlannedPoolChange};
 use super::journal_lost::prepare;
 use super::*;
 use crate::api_error::ApiError;
+use crate::services::registry::ClusterWait;
 
 #[test]
 fn dirty_data_is_not_lost_by_a_call_that_does_not_say_so() {
@@ -201,5 +202,22 @@ fn what_the_removal_of_a_device_does_to_caches_is_said_and_not_done() {
         let last = PlannedPoolChange::RemoveDevice { path };
         let empties = bench.services.disks.pool_preview("p", &last).await.unwrap();
         assert!(empties.effects[0].contains("vm: the cache is emptied"), "{empties:?}");
+    });
+}
+
+#[test]
+fn a_disk_that_another_host_owns_is_not_to_be_repaired() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        let mut inner = bench.services.registry.inner();
+        let disk = inner.disk_mut("vm").unwrap();
+        disk.phase = DiskPhase::Offline("b has it".to_owned());
+        for (wait, hint) in
+            [(ClusterWait::No, "repair the backing"), (ClusterWait::Served, "hob cluster disks")]
+        {
+            disk.cluster_wait = wait;
+            let error = disk.shard().err().unwrap();
+            assert!(format!("{error:?}").contains(hint), "{error:?}");
+        }
     });
 }
