@@ -307,8 +307,6 @@ fn a_killed_host_gives_a_migrated_disk_back_after_its_restart() {
     wait_for("the migration to be over", || a.state("vm1") == "away");
 }
 
-/// All disks move except the one in use. The plan is printed first, and the command can be
-/// repeated.
 /// A host that was stopped past its lease keeps its dirty data when the disk is moved to it, because
 /// only an operator may discard this data. The backing has no lock, so the next owner can open it.
 #[test]
@@ -348,6 +346,8 @@ fn a_disk_does_not_move_to_a_host_with_dirty_data_of_a_lost_lease() {
     drop(client);
 }
 
+/// All disks move except the one in use. The plan is printed first, and the command can be
+/// repeated.
 #[test]
 fn a_host_is_evacuated_and_disks_that_stay_are_listed() {
     let disks = ["vm1", "vm2", "vm3", "vm4"];
