@@ -284,7 +284,7 @@ fn a_source_whose_cache_is_still_read_is_away() {
     stage.written.read_all(&mut on_a, WARM);
     stage.written.read_all(&mut on_a, WARM);
     drop(on_a);
-    stage.migrated(&["--cache", "remote", "--bandwidth", "256K", "--wait", "warm"]);
+    stage.migrated(&["--cache", "remote", "--bandwidth", "512K", "--wait", "warm"]);
     stage.a.ctl(&["migrate", "vm", "--finish", "--wait", "arrived"]);
     let shown = migration(&stage.a);
     assert_eq!(shown["state"], "serving", "{shown}");

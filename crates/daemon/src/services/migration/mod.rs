@@ -44,6 +44,7 @@ use crate::hardware::BackingOptions;
 pub(crate) use calls::CHANGED_BYTES_MAX;
 pub(crate) use data_socket::DataConnection;
 pub(crate) use destination::CallIn;
+pub(super) use orders::check_bandwidth;
 use status::Shared;
 
 service! {

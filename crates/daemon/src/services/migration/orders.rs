@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hob_control::peer::call_path;
 use hob_control::{
-    CallRefusal, Disk, DiskChanged, DiskState, Migration, MigrationStart, MigrationState, Side, Switch,
+    CallRefusal, Disk, DiskChanged, DiskState, Migration, MigrationStart, MigrationState, Side, Size, Switch,
 };
 use hob_engine::migration::{Order, Record, Session, Source, SourceOptions};
 use tokio::sync::{mpsc, oneshot};
@@ -33,6 +33,9 @@ const RECORD_MAX: Duration = Duration::from_secs(5);
 /// Maximum time for the destination to answer whether it is ready.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
+/// Minimum bandwidth limit of a migration, in bytes per second.
+const BANDWIDTH_MIN: u64 = 512 << 10;
+
 impl Migrations {
     pub(crate) async fn migrate(self: &Arc<Self>, name: String, start: MigrationStart) -> Result<Migration> {
         let migrations = self.clone();
@@ -46,12 +49,12 @@ impl Migrations {
                     return Err(conflict!("{name} is a block device of this host")
                         .hint(format!("remove the device first: hob disk set {name} --device off")));
                 }
-                migrations.end_filling(&name);
                 migrations.check_leaving(&name, &start).await?;
                 let spec = migrations.spec_to_leave(&name)?;
                 let session = next_session(spec.record.record());
                 let leaving = migrations.leaving(&name, spec.lineage.clone(), start.clone(), session)?;
                 leaving.meet(session).await?;
+                migrations.end_filling(&name);
                 if let Ok(disk) = migrations.registry.inner().disk_mut(&name) {
                     let record = spec.record;
                     disk.wanted.migration = Some(crate::state::MigrationSpec {
@@ -96,12 +99,7 @@ impl Migrations {
         for backing in std::iter::once(&backing).chain(&start.backing) {
             self.check_two_can_open(backing).await?;
         }
-        match start.bandwidth {
-            Some(bandwidth) if bandwidth.bytes() < 1 << 16 => {
-                Err(ApiError::invalid("the bandwidth must be at least 64K a second"))
-            }
-            _ => Ok(()),
-        }
+        check_bandwidth(start.bandwidth)
     }
 
     /// Returns the data that the task of a migration from this host needs.
@@ -115,7 +113,7 @@ impl Migrations {
         let (host, port, tls) = self.peers.other_daemon(&plan.to)?;
         let to = (host, port);
         let shared = Arc::new(Shared::new(Side::Source, plan.to.clone(), plan.cache, session));
-        let bandwidth = Arc::new(Bandwidth::new(plan.bandwidth.map(hob_control::Size::bytes)));
+        let bandwidth = Arc::new(Bandwidth::new(plan.bandwidth.map(Size::bytes)));
         Ok(Leaving {
             migrations: self.clone(),
             name: name.to_owned(),
@@ -358,6 +356,17 @@ impl Drop for Asking<'_> {
     }
 }
 
+/// Refuses a bandwidth limit with which a part of the cached data takes longer than a second. The
+/// hand-over and other calls wait for the parts that are being copied, and their time is limited.
+pub(in crate::services) fn check_bandwidth(bandwidth: Option<Size>) -> Result<()> {
+    match bandwidth {
+        Some(bandwidth) if bandwidth.bytes() < BANDWIDTH_MIN => Err(ApiError::invalid(
+            "the bandwidth must be at least 512K a second, because hob copies cached data in parts of 512 KiB",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Returns the session in which the owner of a disk with this record next tries to migrate the
 /// disk.
 pub(super) fn next_session(record: Record) -> Session {
@@ -365,5 +374,17 @@ pub(super) fn next_session(record: Record) -> Session {
         Record::Owner { generation, attempts } => Session { generation, attempt: attempts + 1 },
         Record::Leaving(Session { generation, attempt }) => Session { generation, attempt: attempt + 1 },
         Record::Away { session, .. } | Record::Awaiting(session) | Record::Gone(session) => session,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bandwidth_that_is_too_small_for_one_pull_a_second_is_refused() {
+        assert!(check_bandwidth(None).is_ok() && check_bandwidth(Some(Size(512 << 10))).is_ok());
+        let error = check_bandwidth(Some(Size((512 << 10) - 1))).unwrap_err().to_string();
+        assert!(error.contains("at least 512K"), "{error}");
     }
 }

@@ -21,7 +21,7 @@ use hob_control::{ClusterDiskState, ClusterMove, ClusterMoveStart, ClusterMoveSt
 
 use super::disks::Disks;
 use super::exports::ExportService;
-use super::migration::Migrations;
+use super::migration::{Migrations, check_bandwidth};
 use super::observe::Observe;
 use super::ownership::{Ownership, PROMISED_MAX};
 use super::pools::Pools;
@@ -130,6 +130,7 @@ impl Moves {
         if let Some(pool) = &pool {
             check_name(pool).map_err(|error| invalid!("'{pool}' is not a valid name of a pool: {error}"))?;
         }
+        check_bandwidth(bandwidth)?;
         let hosts = cluster.hosts().await.map_err(lost)?;
         if !hosts.iter().any(|host| host.name == to) {
             let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();

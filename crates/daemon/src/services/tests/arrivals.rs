@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use hob_control::{Arrival, BitmapAdd, BitmapRotate, CallAnswer, CallRefusal, CarryMode, CarrySession};
+use hob_control::{
+    Arrival, BitmapAdd, BitmapRotate, CallAnswer, CallRefusal, CarryMode, CarrySession, MigrationStart, Switch,
+};
 use hob_engine::migration::{Record, Session};
 
 use super::recovery::write;
@@ -138,6 +140,36 @@ fn a_name_of_another_disk_is_refused_before_the_migration_begins() {
             Some(CallRefusal::Never { why }) => assert!(why.contains("another disk named vm"), "{why}"),
             other => panic!("{other:?}"),
         }
+    });
+}
+
+/// A refused command does not stop the pull of the cached data of the migration before, whose task
+/// and progress are one entry.
+#[test]
+fn a_refused_migration_leaves_the_migration_before_as_it_is() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        bench.take().await;
+        for _ in 0..600 {
+            if bench.services.registry.inner().disk("vm").unwrap().busy.is_none() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let start = MigrationStart {
+            to: "127.0.0.1:1".into(),
+            cache: CarryMode::Drop,
+            bandwidth: Some(Size(1)),
+            switch: Switch::default(),
+            backing: None,
+            pool: None,
+            vhost_user: None,
+            fuse: None,
+        };
+        let error = bench.services.migrations.migrate("vm".into(), start).await.unwrap_err().to_string();
+        assert!(error.contains("at least 512K"), "{error}");
+        assert!(bench.services.migrations.migration("vm").is_ok());
     });
 }
 
