@@ -297,6 +297,7 @@ fn a_killed_host_gives_a_migrated_disk_back_after_its_restart() {
     a.ctl(&["migrate", "vm1", "--finish", "--wait", "begun"]);
     let is_away = || word(&a.disk("vm1")["migration"], "state") == "handing-over";
     wait_for("it to be handed over", is_away);
+    assert!(a.reason("vm1").contains("no host serves the disk until then"), "{}", a.reason("vm1"));
     a.kill();
     shared.etcd.restart(0);
     wait_for("etcd to answer", || b.try_ctl(&["cluster", "disks"]).success());

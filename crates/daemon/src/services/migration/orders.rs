@@ -304,11 +304,11 @@ impl DiskDetail for Migrations {
         let has_left = disk.migration.as_ref().filter(|migration| {
             matches!(migration.state, MigrationState::HandingOver | MigrationState::Serving)
         });
-        // The disk is still open, but it is not served to guests any more.
+        // The disk may still be open, but it is not served to guests any more.
         if let Some(migration) = has_left
-            && disk.state == DiskState::Online
+            && matches!(disk.state, DiskState::Online | DiskState::Away)
         {
-            disk.reason = Some(format!("the disk is on {}", migration.peer));
+            disk.reason = Some(departed(&migration.peer, migration.state == MigrationState::Serving));
             disk.state = DiskState::Away;
         }
     }
@@ -353,6 +353,16 @@ impl<'a> Asking<'a> {
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         self.migrations.asking().remove(self.lineage);
+    }
+}
+
+/// Returns why this host does not serve a disk that it has handed over to `peer`.
+pub(super) fn departed(peer: &str, is_confirmed: bool) -> String {
+    match is_confirmed {
+        true => format!("the disk is on {peer}"),
+        false => format!(
+            "handed over to {peer}, which has not confirmed it yet; no host serves the disk until then"
+        ),
     }
 }
 

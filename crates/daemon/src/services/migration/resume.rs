@@ -9,7 +9,7 @@ use hob_engine::migration::{Record, Source};
 
 use super::super::registry::{DiskPhase, MIGRATING};
 use super::Migrations;
-use super::orders;
+use super::orders::{self, departed};
 use super::status::Shared;
 use crate::api_error::Result;
 use crate::background::spawn;
@@ -39,7 +39,7 @@ impl Migrations {
                 None
             }
             Record::Leaving(_) | Record::Gone(_) => None,
-            Record::Away { .. } => Some(format!("the disk is on {}", spec.peer)),
+            Record::Away { taken, .. } => Some(departed(&spec.peer, taken)),
             Record::Awaiting(_) => Some("the disk has not arrived yet".to_owned()),
         };
         self.disks.enter(disk, None)?;
@@ -113,7 +113,7 @@ impl Migrations {
         else {
             return;
         };
-        if let Err(error) = self.bury(&name, &spec.peer).await {
+        if let Err(error) = self.bury(&name, departed(&spec.peer, taken)).await {
             tracing::warn!("{name}: {error}");
         }
         let Record::Away { session, .. } = spec.record.record() else { return };

@@ -14,6 +14,7 @@ use hob_engine::regions::Regions;
 use super::super::flash::blocking;
 use super::super::registry::{DiskEntry, DiskPhase};
 use super::Migrations;
+use super::orders::departed;
 use super::source::Leaving;
 use crate::api_error::{ApiError, Result, failed};
 use crate::background::spawn;
@@ -232,7 +233,7 @@ impl Migrations {
             });
             self.free_flash_of(name, gone).await?;
         }
-        self.bury(name, to).await
+        self.bury(name, departed(to, true)).await
     }
 
     /// Frees the memory and the segments of a disk that its shard has removed.
@@ -247,12 +248,12 @@ impl Migrations {
         Ok(())
     }
 
-    /// Frees the segments of a migrated disk, and records the disk's new host.
-    pub(super) async fn bury(self: &Arc<Self>, name: &str, to: &str) -> Result<()> {
+    /// Frees the segments of a migrated disk, and records why this host does not serve it.
+    pub(super) async fn bury(self: &Arc<Self>, name: &str, why: String) -> Result<()> {
         let spec = {
             let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
-            disk.phase = DiskPhase::Away(format!("the disk is on {to}"));
+            disk.phase = DiskPhase::Away(why);
             disk.has_cache = false;
             disk.lock = None;
             disk.cache_reason = None;

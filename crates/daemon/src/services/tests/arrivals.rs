@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use hob_control::{
-    Arrival, BitmapAdd, BitmapRotate, CallAnswer, CallRefusal, CarryMode, CarrySession, MigrationStart, Switch,
+    Arrival, BitmapAdd, BitmapRotate, CallAnswer, CallRefusal, CarryMode, CarrySession, MigrationStart,
+    Switch,
 };
 use hob_engine::migration::{Record, Session};
 
@@ -315,6 +316,34 @@ fn a_disk_that_does_not_come_leaves_no_bitmaps() {
         assert_eq!(bench.called(2, 1, arrival).await.refused, None);
         assert_eq!(bench.called(2, 1, CallIn::Cancel).await.refused, None);
         assert!(bench.services.observe.disk("vm").is_err() && !files.exists());
+    });
+}
+
+/// Between the record of the source and the confirmation of the destination, no host may serve the
+/// disk.
+#[test]
+fn a_disk_whose_new_host_has_not_confirmed_it_is_not_reported_as_being_there() {
+    run(async |bench| {
+        let mut bench = prepare(bench).await;
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        bench.take().await;
+        for (taken, why) in [(false, "handed over to other, which has not"), (true, "the disk is on other")] {
+            {
+                let mut inner = bench.services.registry.inner();
+                let spec = inner.disk_mut("vm").unwrap().wanted.migration.as_mut().unwrap();
+                (spec.peer, spec.record) =
+                    ("other".into(), RecordSpec::Away { generation: 1, attempt: 1, taken });
+            }
+            bench.services.registry.save().await.unwrap();
+            bench = crash(bench).await;
+            for _ in 0..2 {
+                let disk = bench.services.observe.disk("vm").unwrap();
+                assert_eq!(disk.state, DiskLife::Away);
+                assert!(disk.reason.as_ref().is_some_and(|reason| reason.contains(why)), "{disk:?}");
+                // Meanwhile the daemon frees the disk's segments.
+                tokio::time::sleep(Duration::from_secs(5)).await;
+            }
+        }
     });
 }
 
