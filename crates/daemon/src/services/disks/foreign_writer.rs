@@ -54,15 +54,14 @@ impl Disks {
             (disk.wanted.name.clone(), spec, flash, shard, disk.recovering.is_some())
         };
         let dirty = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_dirty);
-        let pool = spec.as_ref().map(|spec| spec.pool.clone());
         let journal = spec.and_then(|spec| spec.journal);
+        if let Ok(disk) = self.registry.inner().disk_mut(&name) {
+            // A disk that waits for the cluster gives way to a migration if it has no dirty data.
+            // Flash is not read for this, because a device that hangs would delay the next steps.
+            disk.lost_dirty = journal.map(|journal| (journal.owner, dirty > 0 || is_coming));
+        }
         if journal.is_some() && self.peers.cluster().is_none() {
             self.keep_foreign(&name).await;
-        }
-        if let Some(pool) = pool.filter(|_| journal.is_some() && (dirty > 0 || is_coming)) {
-            // A disk that waits for the cluster gives way to a migration, unless the owners of the
-            // pool show that its flash may have dirty data.
-            self.pools.refresh_owners(&pool).await;
         }
         match (journal, flash) {
             // The amount of dirty data is unknown until the disk is opened again.

@@ -262,6 +262,7 @@ impl Disks {
             disk.wanted.is_new = false;
             disk.memory = None;
             disk.offline_reason = None;
+            disk.lost_dirty = None;
             disk.size_bytes = info.size_bytes;
             disk.datastore = Some(added.datastore.clone());
             // An entitlement of the time before is sent here. A later one is sent by its command.

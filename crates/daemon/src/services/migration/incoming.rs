@@ -108,6 +108,7 @@ impl Migrations {
             disk.phase = DiskPhase::Online(shard.clone());
             disk.memory = None;
             disk.offline_reason = None;
+            disk.lost_dirty = None;
             disk.size_bytes = info.size_bytes;
             disk.datastore = Some(datastore);
         }

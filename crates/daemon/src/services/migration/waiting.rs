@@ -9,7 +9,7 @@ use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Session};
 use hob_storage::pool::OwnerId;
 
-use super::super::registry::{ClusterWait, DiskEntry, DiskPhase, Inner};
+use super::super::registry::{ClusterWait, DiskEntry, DiskPhase, Inner, PoolEntry};
 use super::Migrations;
 use crate::state::JournalSpec;
 
@@ -49,7 +49,7 @@ impl Migrations {
     }
 
     /// Returns true if the disk is offline and this host's flash may have dirty data of the disk.
-    pub(super) fn keeps_dirty(&self, name: &str) -> bool {
+    pub(in super::super) fn keeps_dirty(&self, name: &str) -> bool {
         if !self.is_offline(name) {
             return false;
         }
@@ -97,14 +97,20 @@ impl Migrations {
 }
 
 impl Inner {
-    /// Returns true if the pool still has segments of a write-back cache of the disk, or if the
-    /// pool is absent.
+    /// Returns true if flash may have dirty data of the offline disk. If this is not known from the
+    /// time when the disk was lost, a write-back cache may have dirty data if the pool has segments
+    /// of the cache, or if the pool or one of its devices is absent.
     fn may_have_dirty(&self, disk: &DiskEntry) -> bool {
-        let Some(spec) = disk.cache().filter(|spec| spec.mode == Mode::WriteBack) else { return false };
-        let Some(journal) = spec.journal else { return false };
+        let Some(spec) = disk.cache() else { return false };
+        // Without a ring, the cache never held data.
+        let Some(journal) = spec.journal.filter(|journal| journal.ring > 0) else { return false };
+        if let Some((_, is_dirty)) = disk.lost_dirty.filter(|(lost, _)| *lost == journal.owner) {
+            return is_dirty;
+        }
         let has = |owners: &[(OwnerId, u64)]| {
             owners.iter().any(|(owner, count)| owner.0 == journal.owner.0 && *count > 0)
         };
-        self.pools.get(&spec.pool).is_none_or(|pool| has(&pool.owners))
+        let has_or_misses = |pool: &PoolEntry| !pool.is_whole() || has(&pool.owners);
+        spec.mode == Mode::WriteBack && self.pools.get(&spec.pool).is_none_or(has_or_misses)
     }
 }

@@ -35,7 +35,9 @@ use crate::api_error::{ApiError, Result, conflict, not_found};
 use crate::hardware::{FileNumber, Lock};
 use crate::request_recorder::Counter;
 use crate::shard_api::ShardHandle;
-use crate::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
+use crate::state::{
+    CacheOwner, CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store,
+};
 pub(super) use ended_caches::EndedCaches;
 pub(super) use operation_guard::{
     ADDING, CLEARING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, LENDING_AGAIN, MIGRATING, MOVING, OPENING,
@@ -286,6 +288,9 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) owed: UnreportedFailures,
     /// Reason within the cluster why the disk could not be acquired when it was last opened.
     pub(in crate::services) cluster_wait: ClusterWait,
+    /// The cache that the disk had when another program or host took the disk over, and whether
+    /// this cache may have dirty data. `None` for a disk that was opened since then.
+    pub(in crate::services) lost_dirty: Option<(CacheOwner, bool)>,
     /// True if the daemon is ending and the disk has no dirty data any more.
     pub(in crate::services) drained_at_end: bool,
     /// Time when the disk was closed last, if its backing could then still execute requests of this

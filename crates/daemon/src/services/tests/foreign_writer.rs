@@ -4,8 +4,11 @@
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use hob_storage::pool::OwnerId;
+
 use super::recovery::{BLOCK, COMMITTED, LAZY, crash, prepare, read, reason, sectors, write};
 use super::*;
+use crate::api_error::ApiError;
 
 /// Another host takes the disk over, writes one block, and releases the disk.
 async fn lose(bench: &Bench) {
@@ -47,18 +50,51 @@ fn dirty_data_is_not_written_over_what_the_other_wrote() {
     });
 }
 
-/// The pool's owners decide whether a disk that waits for the cluster gives way to a migration, so
-/// they include a cache with dirty data that was created after the pool was opened.
+/// A disk with dirty data gives way to no migration, also if the owners of the pool do not name its
+/// cache, because the cache is newer or a device is missing.
 #[test]
-fn a_lost_disk_with_dirty_data_is_an_owner_of_its_pool() {
+fn a_lost_disk_keeps_its_dirty_data_until_that_is_discarded() {
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
         write(&bench, 5..15);
         lose(&bench).await;
-        let inner = bench.services.registry.inner();
-        let owner = inner.disks["vm"].cache().unwrap().journal.unwrap().owner;
-        let owners = &inner.pool("p").unwrap().owners;
-        assert!(owners.iter().any(|(of, count)| of.0 == owner.0 && *count > 0), "{owners:?}");
+        bench.services.registry.inner().pool_mut("p").unwrap().owners.clear();
+        assert!(bench.services.migrations.keeps_dirty("vm"));
+        bench.services.disks.discard_dirty("vm".into()).await.unwrap();
+        assert_eq!(bench.services.registry.inner().disks["vm"].lost_dirty, None);
+    });
+}
+
+/// The pool has segments of a clean cache too.
+#[test]
+fn a_lost_disk_without_dirty_data_keeps_none() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        read(&bench, 1000..1100);
+        tokio::time::sleep(COMMITTED).await;
+        lose(&bench).await;
+        {
+            let mut inner = bench.services.registry.inner();
+            let owner = inner.disks["vm"].cache().unwrap().journal.unwrap().owner;
+            inner.pool_mut("p").unwrap().owners = vec![(OwnerId(owner.0), 4)];
+        }
+        assert!(!bench.services.migrations.keeps_dirty("vm"));
+    });
+}
+
+/// A missing device may have the journal and the dirty data of a cache.
+#[test]
+fn an_offline_disk_may_have_dirty_data_if_a_device_of_its_pool_is_missing() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 5..15);
+        bench.services.disks.take_offline("vm", &ApiError::failed("a test took it offline")).await;
+        let keeps_dirty = || bench.services.migrations.keeps_dirty("vm");
+        bench.services.registry.inner().pool_mut("p").unwrap().owners.clear();
+        assert!(!keeps_dirty());
+        let ids = bench.services.registry.inner().pool_mut("p").unwrap().devices[0].ids.take();
+        assert!(keeps_dirty());
+        bench.services.registry.inner().pool_mut("p").unwrap().devices[0].ids = ids;
     });
 }
 
