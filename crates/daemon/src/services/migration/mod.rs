@@ -45,6 +45,7 @@ pub(crate) use calls::CHANGED_BYTES_MAX;
 pub(crate) use data_socket::DataConnection;
 pub(crate) use destination::CallIn;
 pub(super) use orders::check_bandwidth;
+pub(super) use received_calls::kept_dirty;
 use status::Shared;
 
 service! {

@@ -281,7 +281,7 @@ impl Migrations {
 }
 
 /// Returns why a host that keeps dirty data of its own does not take a disk.
-fn kept_dirty(name: &str) -> String {
+pub(in super::super) fn kept_dirty(name: &str) -> String {
     format!(
         "may have dirty data of {name} on its flash; save it there with 'hob cache export-dirty {name} \
          FILE', and discard it with 'hob cache discard-dirty {name} --yes'"

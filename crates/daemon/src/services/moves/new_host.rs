@@ -11,6 +11,7 @@ use hob_storage::backing::Format;
 use tokio::time::Instant;
 
 use super::super::flash::blocking;
+use super::super::migration::kept_dirty;
 use super::super::registry::{ClusterWait, DiskPhase};
 use super::Moves;
 use crate::api_error::{ApiError, Result, conflict, open_error};
@@ -54,10 +55,15 @@ impl Moves {
         self.end(&disk);
     }
 
-    /// Checks that this host has space for the disk's cache and can open its backing.
+    /// Checks that this host keeps no dirty data of the disk, has space for the disk's cache, and can
+    /// open its backing.
     async fn could_take(self: &Arc<Self>, found: &OrderFound) -> Result<()> {
         let arrival = definition(found)?;
         self.let_rest_to_take(&found.disk).await;
+        // Only an operator may discard this data, and the other host's data is newer.
+        if self.migrations.keeps_dirty(&found.disk) {
+            return Err(conflict!("this host {}", kept_dirty(&found.disk)));
+        }
         let (wanted, size_bytes) = match self.is_waiting(&found.disk)? {
             // The local configuration takes precedence over the offer.
             true => (self.registry.inner().disk(&found.disk)?.wanted.clone(), arrival.size_bytes),
