@@ -118,6 +118,11 @@ impl Migrations {
     /// not await the disk, and the source would cancel the migration.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
+        self.abort_tasks();
+    }
+
+    /// Aborts the tasks of all migrations.
+    pub(super) fn abort_tasks(&self) {
         self.handles().values().for_each(|handle| handle.task.abort());
     }
 }

@@ -32,9 +32,7 @@ impl Migrations {
         call: CallIn,
     ) -> Result<CallAnswer> {
         self.peers.transport()?;
-        if self.stopped.load(Ordering::SeqCst) {
-            return Err(ApiError::busy("this daemon is ending; the next daemon continues the migration"));
-        }
+        self.check_not_stopped()?;
         let invalid = || ApiError::invalid("the session number of the migration is invalid");
         let session = calls::session(&of).ok_or_else(invalid)?;
         if self.brought(&name, &of.lineage, session, &call).is_some() {
@@ -43,14 +41,27 @@ impl Migrations {
         if let Some(refused) = self.refuse_stranger(&name, &of.lineage, session, &call) {
             return Ok(refused);
         }
-        let sender = match self.task_for(&name, &of.lineage, session, &call) {
+        let sender = match self.task_for(&name, &of.lineage, session, &call)? {
             Some(sender) => sender,
+            // The answer from the record alone would be that this host does not await the disk.
+            None if matches!(self.record_of_lineage(&name, &of.lineage), Some(Record::Awaiting(_))) => {
+                return Err(ApiError::busy(format!(
+                    "this host awaits {name}, and does not continue the migration yet; repeat the call"
+                )));
+            }
             None => return Ok(self.answer_without_task(&name, &of.lineage, session, &call)),
         };
         let (answer, answered) = oneshot::channel();
         let lost = || ApiError::busy("the call was not answered in time");
         sender.send(destination::Input::Call(session, call, answer)).map_err(|_| lost())?;
         tokio::time::timeout(CALL_MAX, answered).await.map_err(|_| lost())?.map_err(|_| lost())
+    }
+
+    fn check_not_stopped(&self) -> Result<()> {
+        match self.stopped.load(Ordering::SeqCst) {
+            true => Err(ApiError::busy("this daemon is ending; the next daemon continues the migration")),
+            false => Ok(()),
+        }
     }
 
     /// Returns the disk settings in a source's call from which this host can create the disk;
@@ -149,35 +160,36 @@ impl Migrations {
         lineage: &str,
         session: Session,
         call: &CallIn,
-    ) -> Option<mpsc::UnboundedSender<destination::Input>> {
+    ) -> Result<Option<mpsc::UnboundedSender<destination::Input>>> {
         {
             let handles = self.handles();
             match handles.get(name).filter(|handle| handle.is_under_way()).map(|handle| &handle.inputs) {
-                Some(Inputs::Destination(sender, _)) => return Some(sender.clone()),
+                Some(Inputs::Destination(sender, _)) => return Ok(Some(sender.clone())),
                 // This host is still migrating the disk to another host. The caller of this call
                 // tries again later.
-                Some(Inputs::Source(_)) => return None,
+                Some(Inputs::Source(_)) => return Ok(None),
                 None => {}
             }
         }
-        let arrival = self.brought(name, lineage, session, call)?;
+        let Some(arrival) = self.brought(name, lineage, session, call) else { return Ok(None) };
         let record = self.record_for(name, lineage);
         match record {
-            Some(Record::Owner { .. } | Record::Leaving(_)) => return None,
-            Some(Record::Away { session: past, .. }) if session <= past => return None,
+            Some(Record::Owner { .. } | Record::Leaving(_)) => return Ok(None),
+            Some(Record::Away { session: past, .. }) if session <= past => return Ok(None),
             _ => {}
         }
         let shared = Shared::new(Side::Destination, arrival.from.clone(), arrival.mode, session);
-        Some(self.run_destination(name, lineage, record, shared))
+        self.run_destination(name, lineage, record, shared).map(Some)
     }
 
+    /// Starts the task of a migration to this host. Fails if the daemon is ending.
     pub(super) fn run_destination(
         self: &Arc<Self>,
         name: &str,
         lineage: &str,
         record: Option<Record>,
         shared: Shared,
-    ) -> mpsc::UnboundedSender<destination::Input> {
+    ) -> Result<mpsc::UnboundedSender<destination::Input>> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let (shared, connections) = (Arc::new(shared), Arc::new(DataConnections::default()));
         let incoming = IncomingDisk {
@@ -188,10 +200,13 @@ impl Migrations {
             connections: connections.clone(),
             sender: sender.clone(),
         };
+        let mut handles = self.handles();
+        // The end of the daemon stops the tasks under this lock, so no task starts after that.
+        self.check_not_stopped()?;
         let task = spawn(destination::run(incoming, record, receiver));
         let inputs = Inputs::Destination(sender.clone(), connections);
-        self.handles().insert(name.to_owned(), Handle { inputs, shared, task });
-        sender
+        handles.insert(name.to_owned(), Handle { inputs, shared, task });
+        Ok(sender)
     }
 
     /// Returns the migration record of the disk that a call names. Ignores another disk of the same

@@ -81,7 +81,9 @@ impl Migrations {
         }
         tracing::info!("disk {name}: waiting for its migration from {}", spec.peer);
         let shared = Shared::new(Side::Destination, spec.peer, spec.cache, session);
-        self.run_destination(name, &spec.lineage, Some(record), shared);
+        if let Err(error) = self.run_destination(name, &spec.lineage, Some(record), shared) {
+            tracing::info!("disk {name}: its migration is not continued now: {error}");
+        }
     }
 
     /// Starts the next attempt to migrate a disk, when the disk is online.

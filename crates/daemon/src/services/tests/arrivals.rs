@@ -129,6 +129,24 @@ fn a_daemon_that_ends_answers_no_call_about_a_disk_that_it_awaits() {
     });
 }
 
+/// A disk is awaited without a task for a moment, for example while the daemon starts or ends.
+#[test]
+fn a_call_about_an_awaited_disk_without_a_task_is_not_answered_from_the_record() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
+        bench.services.migrations.abort_tasks();
+        while bench.services.migrations.is_migrating("vm") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        for call in [CallIn::Changed(Vec::new()), CallIn::Look, CallIn::Yours(None), CallIn::Cancel] {
+            let session = CarrySession { generation: 0, attempt: 1, lineage: LINEAGE.into() };
+            let answer = bench.services.migrations.call_in("vm".into(), session, call).await;
+            assert!(answer.is_err_and(|error| error.kind == ErrorKind::Busy), "the source tries again");
+        }
+    });
+}
+
 /// The source asks before it drains the disk.
 #[test]
 fn a_name_of_another_disk_is_refused_before_the_migration_begins() {
