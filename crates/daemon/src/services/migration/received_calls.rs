@@ -121,7 +121,7 @@ impl Migrations {
                 Some(never(format!("that host {}", kept_dirty(name))))
             }
             // A disk that waits for the cluster gives way when the disk arrives.
-            CallIn::Look if is_stranger && !self.gives_way(name) && !self.is_offline(name) => {
+            CallIn::Look if is_stranger && !self.gives_way(name) && !self.may_wait_for_cluster(name) => {
                 Some(never(format!(
                     "that host has another disk named {name}; remove that disk or its tombstone there first"
                 )))

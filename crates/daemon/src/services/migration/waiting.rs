@@ -42,19 +42,23 @@ impl Migrations {
         })
     }
 
-    /// Returns true if the disk is offline. It may wait for the cluster, even if an attempt to open
-    /// it is in progress.
-    pub(super) fn is_offline(&self, name: &str) -> bool {
-        self.registry.inner().disk(name).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Offline(_)))
+    /// Returns true if the disk is offline and waits for the cluster, or may wait for the cluster
+    /// after the attempt to open it that is in progress or due.
+    pub(super) fn may_wait_for_cluster(&self, name: &str) -> bool {
+        let is_tried = |disk: &DiskEntry| disk.busy.is_none() && disk.offline_reason.is_some();
+        self.ownership.cluster().is_some()
+            && self.registry.inner().disk(name).is_ok_and(|disk| {
+                matches!(disk.phase, DiskPhase::Offline(_))
+                    && (disk.cluster_wait != ClusterWait::No || !is_tried(disk))
+            })
     }
 
     /// Returns true if the disk is offline and this host's flash may have dirty data of the disk.
     pub(in super::super) fn keeps_dirty(&self, name: &str) -> bool {
-        if !self.is_offline(name) {
-            return false;
-        }
         let inner = self.registry.inner();
-        inner.disk(name).is_ok_and(|disk| inner.may_have_dirty(disk))
+        inner
+            .disk(name)
+            .is_ok_and(|disk| matches!(disk.phase, DiskPhase::Offline(_)) && inner.may_have_dirty(disk))
     }
 
     /// Returns the record that a migration of a disk with this name and lineage to this host was

@@ -10,6 +10,7 @@ use hob_engine::migration::{Record, Session};
 
 use super::recovery::write;
 use super::*;
+use crate::api_error::ApiError;
 use crate::state::{RecordSpec, ShareSpec};
 
 const LINEAGE: &str = "0123456789abcdef0123456789abcdef";
@@ -155,9 +156,14 @@ fn a_name_of_another_disk_is_refused_before_the_migration_begins() {
         let look = bench.called(0, 1, CallIn::Look).await;
         assert_eq!(look.refused, Some(CallRefusal::NotAwaited));
         bench.disk("vm").await;
-        match bench.called(0, 1, CallIn::Look).await.refused {
-            Some(CallRefusal::Never { why }) => assert!(why.contains("another disk named vm"), "{why}"),
-            other => panic!("{other:?}"),
+        for is_online in [true, false] {
+            if !is_online {
+                bench.services.disks.take_offline("vm", &ApiError::failed("a test took it offline")).await;
+            }
+            match bench.called(0, 1, CallIn::Look).await.refused {
+                Some(CallRefusal::Never { why }) => assert!(why.contains("another disk named vm"), "{why}"),
+                other => panic!("{other:?}"),
+            }
         }
     });
 }
