@@ -114,9 +114,10 @@ impl Mount {
         }
         let device = connect(&path, name, read_only)?;
         mount.mounted = true;
-        let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let time_ns = since.map_or(0, |since| since.as_nanos() as u64);
         let file =
-            Attributes { size, mode: below.mode() & 0o7777, uid: below.uid(), gid: below.gid(), seconds };
+            Attributes { size, mode: below.mode() & 0o7777, uid: below.uid(), gid: below.gid(), time_ns };
         Ok((mount, Connection { device, file }))
     }
 
