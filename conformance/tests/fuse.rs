@@ -390,6 +390,37 @@ fn a_file_that_another_program_unmounts_is_reported() {
     daemon.stop();
 }
 
+/// Another program renames the directory of the file, or mounts a file system over the file. hob
+/// reports that until the change is undone.
+#[test]
+fn a_file_that_another_program_moves_or_covers_is_reported() {
+    let scratch = Scratch::new();
+    let [dir, moved] = ["dir", "moved"].map(|name| scratch.path(name));
+    fs::create_dir(&dir).unwrap();
+    let path = dir.join("vm.img");
+    let _unmount = [Unmount::at(&path), Unmount::at(&moved.join("vm.img"))];
+    noise_file(&scratch.path("disk.img"), MIB, 7);
+    noise_file(&scratch.path("other"), 4096, 8);
+    let (backing, fuse) = (scratch.text("disk.img"), path.display());
+    scratch.configure(&format!("[[disk]]\nname = \"vm\"\nbacking = \"{backing}\"\nfuse = \"{fuse}\"\n"));
+    let daemon = scratch.start_daemon();
+    wait_for("the file", || fs::metadata(&path).is_ok_and(|found| found.len() == MIB));
+    let health = || daemon.try_ctl(&["health"]).all();
+    fs::rename(&dir, &moved).unwrap();
+    let expected = format!("another program has moved its file {fuse} to {}", moved.join("vm.img").display());
+    wait_for("the report of the move", || health().contains(&expected));
+    assert_same_file(&moved.join("vm.img"), &scratch.path("disk.img"));
+    fs::rename(&moved, &dir).unwrap();
+    wait_for("the end of the report", || !health().contains("has moved"));
+    Tool::new("mount").arg("--bind").arg(scratch.path("other")).arg(&path).run();
+    let expected = format!("another program has mounted a file system over its file {fuse}");
+    wait_for("the report of the mount", || health().contains(&expected));
+    Tool::new("umount").arg(&path).run();
+    wait_for("the end of the report", || !health().contains("has mounted"));
+    assert_same_file(&path, &scratch.path("disk.img"));
+    daemon.stop();
+}
+
 /// The file grows together with the disk, and programs with an open file can use the new part.
 #[test]
 fn a_file_grows_with_its_disk() {
