@@ -386,10 +386,10 @@ impl File {
     }
 
     fn handle(&mut self, message: Cow<'_, [u8]>, ring: &mut Ring, engine: &Engine) -> Progress {
-        if Session::asks_for_times(&message) {
-            if let Some(changes) = engine.changes(self.session.disk()) {
-                self.session.note_changes(changes, unix_ns());
-            }
+        if Session::asks_for_times(&message)
+            && let Some(changes) = engine.changes(self.session.disk())
+        {
+            self.session.note_changes(changes, unix_ns());
         }
         let mut gate = Gate::new(ring, self.session.disk(), self.session.held_bytes(), true);
         match self.session.handle_message(&message, &mut gate) {
