@@ -382,8 +382,8 @@ fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
 }
 
 /// Creates a directory beside `path` that only this user may access, under one of `names`. Other
-/// users may write to the directory of `path`, for example /tmp, so an existing file or symbolic link
-/// is never used.
+/// users may write to the directory of `path`, for example /tmp, so an existing file or symbolic
+/// link is never used.
 fn create_private_directory(
     path: &Path,
     mut names: impl FnMut() -> io::Result<String>,

@@ -75,13 +75,14 @@ pub(crate) struct FileEntry {
     pub(crate) uid: u32,
     /// Group id of the mounted file.
     pub(crate) gid: u32,
-    /// Time of the file in seconds since 1970, rounded up, so that a later time of the file is never
-    /// earlier. The record has no nanoseconds, because earlier versions refuse unknown fields.
+    /// Time of the file in seconds since 1970, rounded up, so that the file's times never go back.
+    /// The record has no nanoseconds, because earlier versions refuse unknown fields.
     pub(crate) seconds: u64,
 }
 
 impl FileEntry {
-    /// Returns [`seconds`](Self::seconds) of a file whose time is `time_ns`, nanoseconds since 1970.
+    /// Returns [`seconds`](Self::seconds) of a file with the time `time_ns`, nanoseconds since
+    /// 1970.
     pub(crate) fn seconds_of(time_ns: u64) -> u64 {
         time_ns.div_ceil(SECOND_NS)
     }

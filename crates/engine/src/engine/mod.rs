@@ -584,8 +584,8 @@ impl Engine {
     }
 
     /// Returns the number of answered requests that may have changed a disk's content, including
-    /// those that failed. Refused requests do not count. The number never decreases while the engine
-    /// has the disk; a reset of the statistics does not change it.
+    /// those that failed. Refused requests do not count. The number never decreases while the
+    /// engine has the disk. A reset of the statistics does not change it.
     pub fn changes(&self, disk: DiskId) -> Option<u64> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.content_changes)
     }

@@ -157,9 +157,9 @@ impl Session {
         wire::asks_for_attributes(message)
     }
 
-    /// Sets the times of the file to `now_ns`, nanoseconds since 1970, if `changes` differs from the
-    /// last call. `changes` is the number of changes of the disk. The new times are always later than
-    /// the previous ones: by 1 ns if the clock has not advanced or was set back.
+    /// Sets the times of the file to `now_ns`, nanoseconds since 1970, if `changes` differs from
+    /// the last call. `changes` is the number of changes of the disk. The new times are always
+    /// later than the previous ones: by 1 ns if the clock has not advanced or was set back.
     pub fn note_changes(&mut self, changes: u64, now_ns: u64) {
         if self.changes.replace(changes) != Some(changes) {
             self.file.time_ns = now_ns.max(self.file.time_ns.saturating_add(1));
