@@ -4,7 +4,7 @@
 //! These tests mount filesystems, and so need root and /dev/fuse.
 
 use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -200,7 +200,15 @@ fn the_times_show_changes_by_any_client() {
     assert!(third > second);
     client.write_zeroes(0, 4096).unwrap();
     assert!(times() > third);
-    drop(client);
+    // The kernel passes each change of the mode to hob, which replies with the times.
+    let file = stage.open();
+    for round in 0..100 {
+        client.write(0, &[round; 4096]).unwrap();
+        file.set_permissions(fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let last = file.metadata().unwrap().modified().unwrap();
+    assert!(last <= std::time::SystemTime::now(), "the times are not in the future");
+    drop((file, client));
     stage.hob.stop();
 }
 
@@ -379,6 +387,37 @@ fn a_file_that_another_program_unmounts_is_reported() {
     daemon.ctl(&["disk", "set", "vm", "--fuse", &path]);
     assert_same_file(Path::new(&path), &scratch.path("disk.img"));
     assert!(!health().contains("unmounted"), "{}", health());
+    daemon.stop();
+}
+
+/// Another program renames the directory of the file, or mounts a file system over the file. hob
+/// reports that until the change is undone.
+#[test]
+fn a_file_that_another_program_moves_or_covers_is_reported() {
+    let scratch = Scratch::new();
+    let [dir, moved] = ["dir", "moved"].map(|name| scratch.path(name));
+    fs::create_dir(&dir).unwrap();
+    let path = dir.join("vm.img");
+    let _unmount = [Unmount::at(&path), Unmount::at(&moved.join("vm.img"))];
+    noise_file(&scratch.path("disk.img"), MIB, 7);
+    noise_file(&scratch.path("other"), 4096, 8);
+    let (backing, fuse) = (scratch.text("disk.img"), path.display());
+    scratch.configure(&format!("[[disk]]\nname = \"vm\"\nbacking = \"{backing}\"\nfuse = \"{fuse}\"\n"));
+    let daemon = scratch.start_daemon();
+    wait_for("the file", || fs::metadata(&path).is_ok_and(|found| found.len() == MIB));
+    let health = || daemon.try_ctl(&["health"]).all();
+    fs::rename(&dir, &moved).unwrap();
+    let expected = format!("another program has moved its file {fuse} to {}", moved.join("vm.img").display());
+    wait_for("the report of the move", || health().contains(&expected));
+    assert_same_file(&moved.join("vm.img"), &scratch.path("disk.img"));
+    fs::rename(&moved, &dir).unwrap();
+    wait_for("the end of the report", || !health().contains("has moved"));
+    Tool::new("mount").arg("--bind").arg(scratch.path("other")).arg(&path).run();
+    let expected = format!("another program has mounted a file system over its file {fuse}");
+    wait_for("the report of the mount", || health().contains(&expected));
+    Tool::new("umount").arg(&path).run();
+    wait_for("the end of the report", || !health().contains("has mounted"));
+    assert_same_file(&path, &scratch.path("disk.img"));
     daemon.stop();
 }
 

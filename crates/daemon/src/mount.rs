@@ -6,7 +6,6 @@
 //! file, so the same users may open it. Code of this module must not access the mounted file,
 //! because the shard, which would have to answer, does not serve this file yet.
 
-use std::collections::HashSet;
 use std::ffi::{CString, OsString};
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
@@ -14,6 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use hob_frontends::fuse::{Attributes, TRANSFER_BYTES_MAX};
@@ -75,6 +75,50 @@ pub(crate) struct Mount {
     /// True if hob created the covered file for this mount.
     made: bool,
     mounted: bool,
+    identity: Arc<MountIdentity>,
+}
+
+/// Identifies a mount in the table of mounts. Each [`Mount`] has its own `Arc`.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct MountIdentity(Option<FileSystem>);
+
+/// A mounted file system, as the table of mounts shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FileSystem {
+    /// Device number, for example "0:39". The kernel gives the number to another file system after
+    /// an unmount.
+    device: Vec<u8>,
+    /// Type of the file system.
+    kind: Vec<u8>,
+    /// Source of the mount. Files of different exports have different sources.
+    source: Vec<u8>,
+}
+
+/// The place of a mounted file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// The path shows the file.
+    #[default]
+    AtPath,
+    /// The file is at another path, because a directory above it was renamed.
+    Moved(PathBuf),
+    /// The path shows another file system.
+    Covered,
+    /// The file is not mounted.
+    Unmounted,
+}
+
+impl Place {
+    /// Returns what another program has done to `file`, a text that names the file; `None` if the
+    /// path shows the file.
+    pub(crate) fn problem(&self, file: &str) -> Option<String> {
+        match self {
+            Place::AtPath => None,
+            Place::Moved(to) => Some(format!("another program has moved {file} to {}", to.display())),
+            Place::Covered => Some(format!("another program has mounted a file system over {file}")),
+            Place::Unmounted => Some(format!("another program has unmounted {file}")),
+        }
+    }
 }
 
 /// The connection to the kernel's FUSE, for the shard that serves the mounted file.
@@ -101,7 +145,7 @@ impl Mount {
         let unfit = |what: &str| MountError::Unfit { path: path.clone(), what: what.to_owned() };
         let (below, made) = placeholder(&path)?;
         // From here on dropping the mount removes the file after an error.
-        let mut mount = Mount { path: path.clone(), made, mounted: false };
+        let mut mount = Mount { path: path.clone(), made, mounted: false, identity: Arc::default() };
         if !below.is_file() {
             return Err(unfit("a file that is not a regular file exists there"));
         }
@@ -114,9 +158,11 @@ impl Mount {
         }
         let device = connect(&path, name, read_only)?;
         mount.mounted = true;
-        let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+        mount.identity = identify(&path);
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let time_ns = since.map_or(0, |since| since.as_nanos() as u64);
         let file =
-            Attributes { size, mode: below.mode() & 0o7777, uid: below.uid(), gid: below.gid(), seconds };
+            Attributes { size, mode: below.mode() & 0o7777, uid: below.uid(), gid: below.gid(), time_ns };
         Ok((mount, Connection { device, file }))
     }
 
@@ -127,7 +173,13 @@ impl Mount {
 
     /// Takes over a mount of the previous daemon process.
     pub(crate) fn left(path: PathBuf, made: bool) -> Mount {
-        Mount { path, made, mounted: true }
+        let identity = identify(&path);
+        Mount { path, made, mounted: true, identity }
+    }
+
+    /// Returns the identity of the mount in the table of mounts.
+    pub(crate) fn identity(&self) -> &Arc<MountIdentity> {
+        &self.identity
     }
 
     /// Keeps the mount for the next daemon process. Returns the path of the mount, and whether hob
@@ -237,17 +289,66 @@ fn clear(path: &Path) -> Result<(), MountError> {
 
 /// Returns true if exactly this path is a mount point.
 fn is_mount_point(path: &Path) -> bool {
-    mount_points().is_ok_and(|points| points.contains(path))
+    MountTable::read().is_ok_and(|table| table.at(path).next().is_some())
 }
 
-/// Returns the paths at which file systems are mounted.
-pub(crate) fn mount_points() -> io::Result<HashSet<PathBuf>> {
-    let table = fs::read("/proc/self/mountinfo")?;
-    let point = |line: &[u8]| {
-        let point = line.split(|byte| *byte == b' ').nth(4)?;
-        Some(PathBuf::from(OsString::from_vec(unescaped(point))))
-    };
-    Ok(table.split(|byte| *byte == b'\n').filter_map(point).collect())
+/// Returns the identity of hob's mount at `path`.
+fn identify(path: &Path) -> Arc<MountIdentity> {
+    let table = MountTable::read().unwrap_or_else(|error| {
+        tracing::debug!("cannot read the table of mounts: {error}");
+        MountTable(Vec::new())
+    });
+    Arc::new(table.identity(path))
+}
+
+/// The file systems that are mounted, each with its path, in the order of the mounts.
+#[derive(Debug)]
+pub(crate) struct MountTable(Vec<(PathBuf, FileSystem)>);
+
+impl MountTable {
+    /// Reads the table of mounts. The kernel does not ask the file systems.
+    pub(crate) fn read() -> io::Result<MountTable> {
+        fs::read("/proc/self/mountinfo").map(|table| MountTable::parse(&table))
+    }
+
+    fn parse(table: &[u8]) -> MountTable {
+        let mount = |line: &[u8]| {
+            let mut fields = line.split(|byte| *byte == b' ');
+            let (device, path) = (fields.nth(2)?, fields.nth(1)?);
+            // The number of fields before the separator varies.
+            let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
+            let (kind, source) = (fields.next()?, fields.next()?);
+            let (device, kind, source) = (device.to_vec(), kind.to_vec(), source.to_vec());
+            let path = PathBuf::from(OsString::from_vec(unescaped(path)));
+            Some((path, FileSystem { device, kind, source }))
+        };
+        MountTable(table.split(|byte| *byte == b'\n').filter_map(mount).collect())
+    }
+
+    /// Returns the file systems that are mounted at `path`. The last one covers the others.
+    fn at(&self, path: &Path) -> impl DoubleEndedIterator<Item = &FileSystem> {
+        self.0.iter().filter(move |(at, _)| at == path).map(|(_, found)| found)
+    }
+
+    fn identity(&self, path: &Path) -> MountIdentity {
+        let of_hob = |found: &&FileSystem| found.kind == KIND.as_bytes();
+        MountIdentity(self.at(path).rev().find(of_hob).cloned())
+    }
+
+    /// Returns the place of a file that hob has mounted at `path`.
+    pub(crate) fn place(&self, path: &Path, identity: &MountIdentity) -> Place {
+        let own = identity.0.as_ref();
+        match self.at(path).next_back() {
+            Some(shown) if own.is_none_or(|own| own == shown) => return Place::AtPath,
+            Some(_) if self.at(path).any(|found| Some(found) == own) => return Place::Covered,
+            _ => {}
+        }
+        match self.0.iter().find(|(_, found)| Some(found) == own) {
+            Some((to, _)) => Place::Moved(to.clone()),
+            None if self.at(path).next().is_some() => Place::Covered,
+            None => Place::Unmounted,
+        }
+    }
 }
 
 /// Undoes the octal escapes of /proc/self/mountinfo.
@@ -364,6 +465,42 @@ mod tests {
         }
         assert!(is_mount_point(Path::new("/proc")));
         assert!(!is_mount_point(Path::new("/proc/self")));
+    }
+
+    #[test]
+    fn the_table_of_mounts_shows_where_a_file_is() {
+        let line = |id: u32, device: &str, path: &str, of: &str| {
+            format!("{id} 27 {device} / {path} rw,nosuid shared:{id} master:1 - {of} rw,user_id=0\n")
+        };
+        let table = |lines: &[(&str, &str, &str)]| {
+            let lines = lines.iter().zip(30..).map(|((device, path, of), id)| line(id, device, path, of));
+            MountTable::parse(lines.collect::<String>().as_bytes())
+        };
+        let path = Path::new("/srv/a b/vm.img");
+        let root = ("254:0", "/", "ext4 /dev/vda");
+        let own = ("0:39", "/srv/a\\040b/vm.img", "fuse.hob hob:vm");
+        let other = ("0:40", "/srv/a\\040b/vm.img", "tmpfs none");
+        let covered = table(&[root, own, other]);
+        let identity = covered.identity(path);
+        assert_eq!(identity, table(&[root, own]).identity(path));
+        let place = |lines: &[(&str, &str, &str)]| table(lines).place(path, &identity);
+        assert_eq!(place(&[root, own]), Place::AtPath);
+        assert_eq!(place(&[other, root, own]), Place::AtPath);
+        assert_eq!(place(&[root, own, other]), Place::Covered);
+        assert_eq!(place(&[root, other]), Place::Covered);
+        assert_eq!(place(&[root]), Place::Unmounted);
+        let moved = ("0:39", "/srv/c/vm.img", "fuse.hob hob:vm");
+        assert_eq!(place(&[root, moved]), Place::Moved("/srv/c/vm.img".into()));
+        assert_eq!(place(&[root, moved, other]), Place::Moved("/srv/c/vm.img".into()));
+        // After an unmount, the kernel gives the device number to another file system.
+        let reused = ("0:39", "/srv/c/db.img", "fuse.hob hob:db");
+        assert_eq!(place(&[root, reused]), Place::Unmounted);
+        assert_eq!(place(&[root, ("0:39", own.1, reused.2)]), Place::Covered);
+        // Without an identity, any mount at the path may be the file.
+        let unknown = table(&[root, other]).identity(path);
+        assert_eq!(unknown, MountIdentity::default());
+        assert_eq!(table(&[root, own]).place(path, &unknown), Place::AtPath);
+        assert_eq!(table(&[root, moved]).place(path, &unknown), Place::Unmounted);
     }
 
     #[test]

@@ -45,6 +45,9 @@ const HEAD_SECONDS_MAX: u64 = 60;
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TRIES: u32 = 3;
 
+/// Maximum number of names that are tried for a private directory.
+const PRIVATE_NAMES_MAX: u32 = 8;
+
 /// Why a control socket cannot be bound.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
@@ -363,23 +366,44 @@ fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
 fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
     MissingDirectory::Create.prepare(path)?;
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let directory = path.with_file_name(std::process::id().to_string());
+    let directory = create_private_directory(path, random_name)?;
     let temporary = directory.join(name);
-    let clear = || {
-        let _ = std::fs::remove_file(&temporary);
-        let _ = std::fs::remove_dir(&directory);
-    };
     let bind = || -> io::Result<UnixListener> {
-        DirBuilder::new().mode(0o700).create(&directory)?;
         let socket = UnixListener::bind(&temporary)?;
         make_private(&temporary, group)?;
         std::fs::rename(&temporary, path)?;
         Ok(socket)
     };
-    clear();
     let bound = bind();
-    clear();
+    // The file is still there after an error.
+    let _ = std::fs::remove_file(&temporary);
+    let _ = std::fs::remove_dir(&directory);
     bound
+}
+
+/// Creates a directory beside `path` that only this user may access, under one of `names`. Other
+/// users may write to the directory of `path`, for example /tmp, so an existing file or symbolic
+/// link is never used.
+fn create_private_directory(
+    path: &Path,
+    mut names: impl FnMut() -> io::Result<String>,
+) -> io::Result<PathBuf> {
+    for _ in 0..PRIVATE_NAMES_MAX {
+        let directory = path.with_file_name(names()?);
+        match DirBuilder::new().mode(0o700).create(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            created => return created.map(|()| directory),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Returns a random file name. It is short, because the length of a socket's path is limited.
+fn random_name() -> io::Result<String> {
+    const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
+    let mut bytes = [0u8; 6];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(bytes.iter().map(|byte| char::from(LETTERS[usize::from(byte % 32)])).collect())
 }
 
 /// Sets the permissions of a socket's file: owner only, or owner and group.
@@ -435,6 +459,40 @@ mod tests {
             let files = std::fs::read_dir(dir.path()).unwrap();
             assert_eq!(files.count(), 1, "the private directory is removed");
         });
+    }
+
+    /// In /tmp, another user can create files and symbolic links with any name.
+    #[test]
+    fn files_of_other_users_do_not_become_the_private_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::create_dir(at("target")).unwrap();
+        std::fs::write(at("target/c.sock"), "precious").unwrap();
+        let pid = std::process::id().to_string();
+        for link in [pid.as_str(), "link"] {
+            std::os::unix::fs::symlink(at("target"), at(link)).unwrap();
+        }
+        block_on(async { drop(bind_private(&at("c.sock"), None).unwrap()) });
+        assert_eq!(std::fs::read_to_string(at("target/c.sock")).unwrap(), "precious");
+        let mut names = ["link", "target", "free"].into_iter();
+        let made = create_private_directory(&at("c.sock"), || Ok(names.next().unwrap().to_owned()));
+        assert_eq!(made.unwrap(), at("free"));
+        assert_eq!(std::fs::metadata(at("free")).unwrap().permissions().mode() & 0o777, 0o700);
+        let taken = create_private_directory(&at("c.sock"), || Ok("link".to_owned()));
+        assert_eq!(taken.unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_ne!(random_name().unwrap(), random_name().unwrap());
+    }
+
+    #[test]
+    fn the_private_directory_is_removed_after_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().join("c.sock");
+        std::fs::create_dir(&directory).unwrap();
+        block_on(async {
+            assert!(bind_private(&directory, None).is_err(), "a file cannot replace a directory");
+            assert!(bind_private(&dir.path().join("x".repeat(108)), None).is_err(), "the path is too long");
+        });
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

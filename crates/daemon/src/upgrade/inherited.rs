@@ -74,8 +74,9 @@ impl InheritedState {
         let mut next = || fds.next().expect("there are as many as the table says");
         let listening = table.listening.into_iter().map(|name| (name, next())).collect();
         let files = table.files.into_iter().map(|file| {
-            let FileEntry { disk, path, made, read_only, size, mode, uid, gid, seconds } = file;
-            let attributes = Attributes { size, mode, uid, gid, seconds };
+            let time_ns = file.time_ns();
+            let FileEntry { disk, path, made, read_only, size, mode, uid, gid, .. } = file;
+            let attributes = Attributes { size, mode, uid, gid, time_ns };
             let mount = Mount::left(path.clone(), made);
             (disk, InheritedFile { path, device: next(), mount, attributes, read_only })
         });

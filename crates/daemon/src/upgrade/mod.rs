@@ -319,7 +319,8 @@ impl HandOff {
 }
 
 fn file_entry(export: String, (path, made): (PathBuf, bool), file: Attributes, read_only: bool) -> FileEntry {
-    let Attributes { size, mode, uid, gid, seconds } = file;
+    let Attributes { size, mode, uid, gid, time_ns } = file;
+    let seconds = FileEntry::seconds_of(time_ns);
     FileEntry { disk: export, path, made, read_only, size, mode, uid, gid, seconds }
 }
 

@@ -31,6 +31,8 @@ const RECEIVED_BYTES_MAX: usize = 1 << 20;
 /// Maximum length of a name or path in bytes.
 const TEXT_BYTES_MAX: usize = 4096;
 
+const SECOND_NS: u64 = 1_000_000_000;
+
 /// The record of an upgrade: its table, and the bytes that clients had sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
@@ -73,8 +75,22 @@ pub(crate) struct FileEntry {
     pub(crate) uid: u32,
     /// Group id of the mounted file.
     pub(crate) gid: u32,
-    /// Time of the mount, in seconds since 1970.
+    /// Time of the file in seconds since 1970, rounded up, so that the file's times never go back.
+    /// The record has no nanoseconds, because earlier versions refuse unknown fields.
     pub(crate) seconds: u64,
+}
+
+impl FileEntry {
+    /// Returns [`seconds`](Self::seconds) of a file with the time `time_ns`, nanoseconds since
+    /// 1970.
+    pub(crate) fn seconds_of(time_ns: u64) -> u64 {
+        time_ns.div_ceil(SECOND_NS)
+    }
+
+    /// Returns the time of the file, nanoseconds since 1970.
+    pub(crate) fn time_ns(&self) -> u64 {
+        self.seconds.saturating_mul(SECOND_NS)
+    }
 }
 
 /// An NBD client whose connection is handed over.
@@ -256,6 +272,18 @@ mod tests {
         assert_eq!(Record::decode(&bytes, 6), Ok(record()));
         let empty = Record::default().encode().unwrap();
         assert_eq!(Record::decode(&empty, 0), Ok(Record::default()));
+    }
+
+    /// The next program makes the times of a changed file later than the time in the record.
+    #[test]
+    fn the_time_of_a_file_does_not_go_back() {
+        let mut file = record().table.files.remove(0);
+        for time_ns in [0, 1, SECOND_NS - 1, SECOND_NS, SECOND_NS + 1, 1_700_000_100_123_456_789] {
+            file.seconds = FileEntry::seconds_of(time_ns);
+            assert!((time_ns..time_ns + SECOND_NS).contains(&file.time_ns()), "{time_ns}");
+        }
+        file.seconds = u64::MAX;
+        assert_eq!(file.time_ns(), u64::MAX, "a record may have any number");
     }
 
     #[test]

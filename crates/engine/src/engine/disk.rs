@@ -124,6 +124,8 @@ pub(super) struct Disk {
     pub(super) awake: bool,
     /// Counts of the cache's flash writes, and the cache's part of the pool's flash write budget.
     pub(super) flash_budget: CacheBudget,
+    /// Number of answered requests that may have changed the disk's content.
+    pub(super) content_changes: u64,
     pub(super) stats: DiskStats,
     pub(super) stats_since: Instant,
     pub(super) histograms: Box<Histograms>,
@@ -181,6 +183,7 @@ impl Disk {
             closed: false,
             awake: false,
             flash_budget: CacheBudget::default(),
+            content_changes: 0,
             stats: DiskStats::new(),
             stats_since: now,
             histograms: Box::new(Histograms::new(now)),

@@ -583,6 +583,13 @@ impl Engine {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.snapshot(now))
     }
 
+    /// Returns the number of answered requests that may have changed a disk's content, including
+    /// those that failed. Refused requests do not count. The number never decreases while the
+    /// engine has the disk. A reset of the statistics does not change it.
+    pub fn changes(&self, disk: DiskId) -> Option<u64> {
+        self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.content_changes)
+    }
+
     /// Returns true if a disk's backing has all acknowledged data. If the backing lacks some data,
     /// a hole of the backing is not necessarily a hole of the disk.
     pub fn backing_has_all(&self, disk: DiskId) -> bool {

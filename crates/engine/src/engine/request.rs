@@ -143,6 +143,7 @@ impl Engine {
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         disk.note_change(request);
         if request.op.modifies() {
+            disk.content_changes += 1;
             disk.backed.note_changer(request.id.session());
         }
         disk.record(now, *arrived, request, *outcome);

@@ -17,7 +17,7 @@
 //!
 //! # Times
 //! Programs such as rsync copy a file only if its times have changed. All times of the file are
-//! those of the last change of the disk that the session knows of ([`Session::note_version`]).
+//! those of the last change of the disk that the session knows of ([`Session::note_changes`]).
 //!
 //! # Limits
 //! At most [`COMMANDS_MAX`] requests wait for the engine's reply. When [`Session::is_full`] returns
@@ -37,7 +37,7 @@ use std::collections::VecDeque;
 
 use hob_engine::REQUEST_BYTES_MAX;
 use hob_engine::io::{BufferSlice, Durability, IoError, Op, PayloadMemory, Promote, Reply, Request, Zeroing};
-use hob_engine::units::{BufferId, DiskId, Instant, RequestId, sector_ceil};
+use hob_engine::units::{BufferId, DiskId, RequestId, sector_ceil};
 
 use crate::payload::{Payload, alloc_for, slice_for};
 use crate::slots::Slots;
@@ -102,8 +102,8 @@ pub struct Session {
     requests: VecDeque<Request>,
     answers: VecDeque<(Answer, Option<BufferSlice>)>,
     held_bytes: usize,
-    /// Version of the disk's data when the times of the file were last determined.
-    version: Option<(Instant, u64)>,
+    /// Number of changes of the disk when the times of the file were last determined.
+    changes: Option<u64>,
     /// True if the connection has ended. Answers are then dropped.
     dead: bool,
 }
@@ -122,7 +122,7 @@ impl Session {
             requests: VecDeque::new(),
             answers: VecDeque::new(),
             held_bytes: 0,
-            version: None,
+            changes: None,
             dead: false,
         }
     }
@@ -152,17 +152,17 @@ impl Session {
     }
 
     /// Returns true if the answer to `message` has the times of the file. The caller then calls
-    /// [`note_version`](Self::note_version) before it passes the message.
+    /// [`note_changes`](Self::note_changes) before it passes the message.
     pub fn asks_for_times(message: &[u8]) -> bool {
         wire::asks_for_attributes(message)
     }
 
-    /// Sets the times of the file to `seconds` since 1970 if `version` differs from that of the last
-    /// call. `version` differs after each change of the disk's data. Each change makes the times
-    /// later, also if the host's clock was set back.
-    pub fn note_version(&mut self, version: (Instant, u64), seconds: u64) {
-        if self.version.replace(version) != Some(version) {
-            self.file.seconds = seconds.max(self.file.seconds.saturating_add(1));
+    /// Sets the times of the file to `now_ns`, nanoseconds since 1970, if `changes` differs from
+    /// the last call. `changes` is the number of changes of the disk. The new times are always
+    /// later than the previous ones: by 1 ns if the clock has not advanced or was set back.
+    pub fn note_changes(&mut self, changes: u64, now_ns: u64) {
+        if self.changes.replace(changes) != Some(changes) {
+            self.file.time_ns = now_ns.max(self.file.time_ns.saturating_add(1));
         }
     }
 

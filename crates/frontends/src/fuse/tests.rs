@@ -14,7 +14,7 @@ struct Rig {
 
 impl Rig {
     fn new(read_only: bool) -> Rig {
-        let file = Attributes { size: SIZE, mode: 0o600, uid: 1, gid: 2, seconds: 1_700_000_000 };
+        let file = Attributes { size: SIZE, mode: 0o600, uid: 1, gid: 2, time_ns: 1_700_000_000_000_000_000 };
         Rig { session: Session::new(DiskId(3), 5, file, read_only), memory: PlainBuffers::default() }
     }
 
@@ -127,6 +127,7 @@ fn version_and_features_are_agreed_on() {
     assert_eq!((error, out.len()), (0, 64));
     assert_eq!((u32_at(&out, 0), u32_at(&out, 4)), (7, 38));
     assert_eq!(u32_at(&out, 20), 1 << 20, "the longest write");
+    assert_eq!(u32_at(&out, 24), 1, "times in nanoseconds");
     let (low, high) = (u32_at(&out, 12), u32_at(&out, 32));
     assert_eq!(low & 1 << 16, 0, "nothing is written back later");
     assert_eq!((low & 1 << 15, high & 1 << 4), (1 << 15, 1 << 4), "asynchronous direct I/O, and mappings");
@@ -274,19 +275,26 @@ fn a_change_of_the_disk_changes_the_times() {
     let asks = message(3, &[0; 16]);
     assert!(Session::asks_for_times(&asks) && Session::asks_for_times(&set_attributes(1, 0, 0, 0, 0)));
     assert!(!Session::asks_for_times(&read(0, 512)) && !Session::asks_for_times(&asks[..7]));
-    let mut times = |version, seconds| {
-        rig.session.note_version(version, seconds);
+    let mut times = |changes, now_ns| {
+        rig.session.note_changes(changes, now_ns);
         let (_, out) = rig.asked(&asks);
-        [40, 48, 56].map(|at| u64_at(&out, at))
+        let [one, second, third] = [0, 1, 2].map(|number| {
+            let (seconds, ns) = (u64_at(&out, 40 + 8 * number), u32_at(&out, 64 + 4 * number));
+            seconds * 1_000_000_000 + u64::from(ns)
+        });
+        assert_eq!((second, third), (one, one));
+        one
     };
-    let since = Instant(7);
-    let first = 1_700_000_100;
-    assert_eq!(times((since, 0), first), [first; 3]);
-    assert_eq!(times((since, 0), first + 50), [first; 3], "nothing has changed");
-    assert_eq!(times((since, 512), first + 60), [first + 60; 3]);
-    assert_eq!(times((since, 1024), first + 60), [first + 61; 3], "two changes in one second");
-    assert_eq!(times((since, 2048), 5), [first + 62; 3], "the clock was set back");
-    assert_eq!(times((Instant(8), 2048), first + 99), [first + 99; 3], "the statistics were reset");
+    let first = 1_700_000_100_123_456_789;
+    assert_eq!(times(0, first), first);
+    assert_eq!(times(0, first + 50), first, "nothing has changed");
+    assert_eq!(times(1, first + 60), first + 60);
+    assert_eq!(times(2, first + 60), first + 61, "two changes at one time of the clock");
+    assert_eq!(times(3, 5), first + 62, "the clock was set back");
+    // Times do not drift into the future.
+    for change in 0..1_000 {
+        assert_eq!(times(4 + change, first + 100 + change), first + 100 + change);
+    }
 }
 
 /// When the disk grows, the kernel is notified to read the attributes again. Later requests are cut

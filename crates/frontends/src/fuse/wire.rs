@@ -53,6 +53,8 @@ const OPEN_FLAGS: u32 = 1 | 1 << 5 | 1 << 6;
 /// another client changes the disk, so the times of the file are outdated for this long.
 const ATTRIBUTES_SECONDS: u64 = 1;
 
+const SECOND_NS: u64 = 1_000_000_000;
+
 mod opcode {
     pub(super) const FORGET: u32 = 2;
     pub(super) const GETATTR: u32 = 3;
@@ -194,8 +196,8 @@ pub struct Attributes {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Times of the file, in seconds since 1970: that of the mount or of a later change.
-    pub seconds: u64,
+    /// All times of the file, nanoseconds since 1970: that of the mount or of a later change.
+    pub time_ns: u64,
 }
 
 /// Reads integers at given offsets of a FUSE message's header or arguments. A missing field is an
@@ -407,8 +409,9 @@ impl Answer {
         answer.put_u64(16, ROOT);
         answer.put_u64(24, of.size);
         answer.put_u64(32, of.size.div_ceil(512));
-        for time in [40, 48, 56] {
-            answer.put_u64(time, of.seconds);
+        for time in 0..3 {
+            answer.put_u64(40 + 8 * time, of.time_ns / SECOND_NS);
+            answer.put_u32(64 + 4 * time, (of.time_ns % SECOND_NS) as u32);
         }
         answer.put_u32(76, REGULAR_FILE | (of.mode & 0o7777));
         answer.put_u32(80, 1);
@@ -451,8 +454,8 @@ impl Answer {
         answer.put(Answer::HEADER_BYTES + 16, &BACKGROUND_MAX.to_ne_bytes());
         answer.put(Answer::HEADER_BYTES + 18, &(BACKGROUND_MAX / 4 * 3).to_ne_bytes());
         answer.put_u32(20, TRANSFER_BYTES_MAX);
-        // Time granularity: whole seconds.
-        answer.put_u32(24, 1_000_000_000);
+        // Time granularity: nanoseconds.
+        answer.put_u32(24, 1);
         answer.put(Answer::HEADER_BYTES + 28, &((TRANSFER_BYTES_MAX / 4096) as u16).to_ne_bytes());
         answer.put_u32(32, (agreed >> 32) as u32);
         answer.body(64)

@@ -250,7 +250,7 @@ impl Files {
         let mut progress = Progress::More;
         while progress == Progress::More && messages < BATCH_MAX {
             messages += 1;
-            progress = file.take_message(now, &mut self.input, self.resting, ring, engine);
+            progress = file.take_message(&mut self.input, self.resting, ring, engine);
             if progress == Progress::More && one_by_one {
                 // Another request is unlikely. A poll by the I/O ring is cheaper than a read that
                 // finds nothing.
@@ -352,7 +352,6 @@ impl File {
     /// Reads and handles the next message, if there is one.
     fn take_message(
         &mut self,
-        now: Instant,
         input: &mut [u8],
         resting: bool,
         ring: &mut Ring,
@@ -362,7 +361,7 @@ impl File {
             return Progress::Full;
         }
         if let Some(message) = self.stuck.take() {
-            return self.handle(now, Cow::Owned(message), ring, engine);
+            return self.handle(Cow::Owned(message), ring, engine);
         }
         if resting {
             return Progress::Full;
@@ -371,7 +370,7 @@ impl File {
             return if self.awaited { Progress::Full } else { Progress::Wait };
         }
         match rustix::io::read(ring.borrow(self.fd), &mut *input) {
-            Ok(count) => self.handle(now, Cow::Borrowed(&input[..count]), ring, engine),
+            Ok(count) => self.handle(Cow::Borrowed(&input[..count]), ring, engine),
             Err(Errno::AGAIN) => {
                 self.ready = false;
                 Progress::Wait
@@ -386,9 +385,11 @@ impl File {
         }
     }
 
-    fn handle(&mut self, now: Instant, message: Cow<'_, [u8]>, ring: &mut Ring, engine: &Engine) -> Progress {
-        if Session::asks_for_times(&message) {
-            self.session.note_version(version(engine, now, self.session.disk()), unix_seconds());
+    fn handle(&mut self, message: Cow<'_, [u8]>, ring: &mut Ring, engine: &Engine) -> Progress {
+        if Session::asks_for_times(&message)
+            && let Some(changes) = engine.changes(self.session.disk())
+        {
+            self.session.note_changes(changes, unix_ns());
         }
         let mut gate = Gate::new(ring, self.session.disk(), self.session.held_bytes(), true);
         match self.session.handle_message(&message, &mut gate) {
@@ -422,16 +423,7 @@ impl File {
     }
 }
 
-/// Returns a value that differs after each answered change of the disk's data: the start of the
-/// disk's statistics, and the number of bytes that requests other than reads changed since then.
-fn version(engine: &Engine, now: Instant, disk: DiskId) -> (Instant, u64) {
-    engine.stats(now, disk).map_or((now, 0), |stats| {
-        let bytes: u64 = stats.outcomes.iter().map(|row| row.bytes).sum();
-        (Instant(now.0.saturating_sub(stats.elapsed_ns)), bytes.saturating_sub(stats.read_bytes))
-    })
-}
-
-/// Returns the time of the host's clock, seconds since 1970.
-fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+/// Returns the time of the host's clock, nanoseconds since 1970.
+fn unix_ns() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }

@@ -5,8 +5,8 @@
 //! Later failures do not stop the disk: hob serves it without the file, shows the reason, and
 //! retries the mount every few seconds.
 //!
-//! hob reports a file that another program has unmounted, and does not mount the file again by
-//! itself: an operator may have unmounted it on purpose, or the host shuts down.
+//! hob reports a file that another program has unmounted, moved or covered, and does not mount the
+//! file again by itself: an operator may have unmounted it on purpose, or the host shuts down.
 //!
 //! A file that a program has open prevents the removal of its disk and its export. When the daemon
 //! stops, it does not wait for such a program: the daemon unmounts the file, and the program
@@ -14,6 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::OnClients;
@@ -21,7 +22,7 @@ use hob_engine::io::Promote;
 
 use super::ExportService;
 use crate::api_error::{ApiError, ErrorKind, Result, conflict, invalid};
-use crate::mount::{Mount, MountError, UsedFile, check_path, clear_stale};
+use crate::mount::{Mount, MountError, MountIdentity, Place, UsedFile, check_path, clear_stale};
 use crate::services::flash;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::shard_api::FileRights;
@@ -37,8 +38,17 @@ pub(in crate::services) struct FileEntry {
     pub(in crate::services) mount: Option<Mount>,
     /// Reason why the file is not mounted.
     pub(in crate::services) reason: Option<String>,
-    /// True if another program has unmounted the file.
-    pub(in crate::services) unmounted: bool,
+    /// Place of the mounted file when hob last read the table of mounts.
+    place: Place,
+}
+
+impl FileEntry {
+    /// Records the place of the mount with this identity. Returns true if the place has changed.
+    /// Ignores a mount that was replaced by another one.
+    pub(in crate::services) fn note_place(&mut self, identity: &Arc<MountIdentity>, place: Place) -> bool {
+        let is_same = self.mount.as_ref().is_some_and(|mount| Arc::ptr_eq(mount.identity(), identity));
+        is_same && std::mem::replace(&mut self.place, place) != self.place
+    }
 }
 
 impl DiskState {
@@ -87,23 +97,26 @@ impl DiskEntry {
         (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 
-    /// Returns which files of the disk another program has unmounted, and what to do; `None` if there
-    /// are none.
-    pub(in crate::services) fn unmounted_files(&self) -> Option<String> {
-        let is_unmounted = |file: &FileEntry| file.mount.is_some() && file.unmounted;
+    /// Returns which files of the disk another program has unmounted, moved or covered, and what to
+    /// do; `None` if there are none.
+    pub(in crate::services) fn displaced_files(&self) -> Option<String> {
         let say = |(export, path): (&str, &str)| {
-            self.files.get(export).filter(|file| is_unmounted(file))?;
-            Some(if export == self.wanted.name {
-                format!(
-                    "another program has unmounted its file {path}; 'hob disk set {export} --fuse \"\"' and then \
-                     'hob disk set {export} --fuse {path}' mount it again"
-                )
-            } else {
-                format!(
-                    "another program has unmounted the file {path} of the export {export}; remove the export and \
-                     add it again to mount the file"
-                )
-            })
+            let file = self.files.get(export).filter(|file| file.mount.is_some())?;
+            let is_own = export == self.wanted.name;
+            let named = match is_own {
+                true => format!("its file {path}"),
+                false => format!("the file {path} of the export {export}"),
+            };
+            let advice = match &file.place {
+                Place::Moved(to) => format!("rename the directory back, or unmount {}", to.display()),
+                Place::Covered => format!("unmount that file system ('umount {path}')"),
+                _ if is_own => format!(
+                    "'hob disk set {export} --fuse \"\"' and then 'hob disk set {export} --fuse {path}' \
+                     mount it again"
+                ),
+                _ => "remove the export and add it again to mount the file".to_owned(),
+            };
+            Some(format!("{}; {advice}", file.place.problem(&named)?))
         };
         let all: Vec<String> = self.wanted.files().filter_map(say).collect();
         (!all.is_empty()).then(|| all.join("; "))
@@ -200,7 +213,7 @@ impl ExportService {
     fn keep_mount(&self, name: &str, export: &str, mount: Mount) -> Result<()> {
         let mut inner = self.registry.inner();
         let file = inner.disk_mut(name)?.files.entry(export.to_owned()).or_default();
-        (file.mount, file.unmounted) = (Some(mount), false);
+        (file.mount, file.place) = (Some(mount), Place::AtPath);
         Ok(())
     }
 
@@ -323,5 +336,27 @@ fn refuse(error: MountError) -> ApiError {
             path = path.display()
         )),
         _ => api_error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of mounts may be older than a mount that has replaced the one it describes.
+    #[test]
+    fn the_place_of_a_replaced_mount_is_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let mount = || Mount::left(dir.path().join("vm.img"), false);
+        let mut file = FileEntry { mount: Some(mount()), ..FileEntry::default() };
+        let first = Arc::clone(file.mount.as_ref().unwrap().identity());
+        assert!(file.note_place(&first, Place::Unmounted));
+        assert!(!file.note_place(&first, Place::Unmounted), "it is logged once");
+        assert!(file.note_place(&first, Place::AtPath));
+        file.mount = Some(mount());
+        assert!(!file.note_place(&first, Place::Unmounted));
+        file.mount = None;
+        assert!(!file.note_place(&first, Place::Unmounted));
+        assert_eq!(file.place, Place::AtPath);
     }
 }

@@ -335,7 +335,7 @@ impl DiskEntry {
                     let reason = format!("its file cannot be mounted: {why}; hob retries every few seconds");
                     (ProblemKind::ExportFailed, reason)
                 }));
-                problems.extend(self.unmounted_files().map(|why| (ProblemKind::ExportFailed, why)));
+                problems.extend(self.displaced_files().map(|why| (ProblemKind::ExportFailed, why)));
                 problems.extend(self.golden_image_problem(inner));
                 problems
             }

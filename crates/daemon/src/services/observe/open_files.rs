@@ -3,7 +3,7 @@
 //! file, or no file, when it opens the path again. So `hob health` reports these files. The same
 //! check detects files of pools that were truncated, because hob would refuse them, and raw files
 //! that are shorter than their disks. Also detects files of disks (FUSE) that another program has
-//! unmounted.
+//! unmounted, moved or covered.
 //!
 //! Only one check of all paths is in progress at a time, so a filesystem that hangs also delays the
 //! check of files on other filesystems.
@@ -20,8 +20,8 @@ use hob_storage::backing::Format;
 
 use super::Observe;
 use crate::hardware::{Backing, FileNumber, Monitor, file_number};
-use crate::mount::mount_points;
-use crate::services::registry::{DiskEntry, DiskPhase};
+use crate::mount::{MountIdentity, MountTable};
+use crate::services::registry::DiskPhase;
 
 /// Interval between two checks of the paths of open files.
 pub(in crate::services) const FILES_EVERY: Duration = Duration::from_secs(5);
@@ -52,6 +52,15 @@ struct OpenFile {
     file: FileNumber,
     /// Minimum length of the file, bytes; 0 if hob does not know it.
     bytes_min: u64,
+}
+
+/// A file of a disk (FUSE) that hob has mounted.
+#[derive(Debug)]
+struct MountedFile {
+    disk: String,
+    export: String,
+    path: PathBuf,
+    identity: Arc<MountIdentity>,
 }
 
 /// Distinguishes one opening of a path from a later opening of the same path.
@@ -184,37 +193,49 @@ impl Observe {
         });
     }
 
-    /// Detects files of disks that another program has unmounted.
+    /// Detects files of disks that another program has unmounted, moved or covered.
     fn check_mounts(&self) {
-        let of_disk = |(name, disk): (&String, &DiskEntry)| -> Vec<(String, String, PathBuf)> {
-            let mounted = disk.files.iter().filter_map(|(export, file)| Some((export, file.mount.as_ref()?)));
-            mounted.map(|(export, mount)| (name.clone(), export.clone(), mount.path().to_owned())).collect()
-        };
         // The table of mounts is read after the list, so that it has each mount of the list.
-        let mounted: Vec<_> = self.registry.inner().disks.iter().flat_map(of_disk).collect();
+        let mounted = self.mounted_files();
         if mounted.is_empty() {
             return;
         }
-        let points = match mount_points() {
-            Ok(points) => points,
+        let table = match MountTable::read() {
+            Ok(table) => table,
             Err(error) => {
                 tracing::debug!("cannot read the table of mounts: {error}");
                 return;
             }
         };
         let mut inner = self.registry.inner();
-        for (name, export, path) in mounted {
-            let Ok(disk) = inner.disk_mut(&name) else { continue };
-            let Some(file) = disk.files.get_mut(&export) else { continue };
-            let is_unmounted = file.mount.is_some() && !points.contains(&path);
-            if is_unmounted && !file.unmounted {
-                tracing::warn!(
-                    "disk {name}: another program has unmounted the file {} (see 'hob health')",
-                    path.display()
-                );
+        for MountedFile { disk, export, path, identity } in mounted {
+            let Ok(entry) = inner.disk_mut(&disk) else { continue };
+            let Some(file) = entry.files.get_mut(&export) else { continue };
+            let place = table.place(&path, &identity);
+            let problem = place.problem(&format!("the file {}", path.display()));
+            if file.note_place(&identity, place)
+                && let Some(problem) = problem
+            {
+                tracing::warn!("disk {disk}: {problem} (see 'hob health')");
             }
-            file.unmounted = is_unmounted;
         }
+    }
+
+    /// Returns the mounted files of all disks.
+    fn mounted_files(&self) -> Vec<MountedFile> {
+        let mut all = Vec::new();
+        for (disk, entry) in &self.registry.inner().disks {
+            for (export, file) in &entry.files {
+                let Some(mount) = &file.mount else { continue };
+                all.push(MountedFile {
+                    disk: disk.clone(),
+                    export: export.clone(),
+                    path: mount.path().to_owned(),
+                    identity: Arc::clone(mount.identity()),
+                });
+            }
+        }
+        all
     }
 
     /// Checks the paths of all open files for health. May hang with a filesystem.

@@ -185,7 +185,7 @@ impl DiskEntry {
             cache,
             exports: self.wanted.exports.clone(),
             fuse: self.wanted.fuse.clone(),
-            fuse_reason: self.files_reason().or_else(|| self.unmounted_files()),
+            fuse_reason: self.files_reason().or_else(|| self.displaced_files()),
             device: self.device_path(),
             device_reason: self.device_reason(),
             recording: self.recording.read(),

@@ -512,7 +512,7 @@ fn a_file_of_the_previous_daemon_stays_while_its_disk_is_offline() {
                 mode: 0o600,
                 uid: 0,
                 gid: 0,
-                seconds: 0,
+                time_ns: 0,
             },
             read_only: false,
         };

@@ -2,6 +2,7 @@
 //! "Statistics, live, per cache" of SYSTEMS §1 (see `engine/tests.rs`).
 
 use super::*;
+use crate::io::Zeroing;
 use crate::outcome::OUTCOMES;
 
 /// Issue: "Every request is classified once … counted with a latency histogram per class per disk."
@@ -155,4 +156,34 @@ fn disks_do_not_mix() {
     assert_eq!((stats.reads, stats.writes), (1, 0));
     assert_eq!((bench.stats().reads, bench.stats().writes), (0, 1));
     assert!(bench.engine.stats(bench.now, DiskId(4)).is_none());
+}
+
+/// Reads, flushes, prefetches and refused requests change nothing. The number of changes is not a
+/// statistic, so that a reset does not change it.
+#[test]
+fn answered_changes_are_counted_and_survive_a_reset() {
+    let mut bench = Bench::bare(Limits::default());
+    let changes = |bench: &Bench| bench.engine.changes(DISK);
+    bench.read_alone(0, 4 * KIB);
+    bench.request(Op::Flush, 0, 0);
+    bench.request(Op::Prefetch, 0, 4 * KIB);
+    bench.write(u64::MAX, 1);
+    bench.settle();
+    assert_eq!(changes(&bench), Some(0));
+    let write = bench.write(0, 4 * KIB);
+    assert_eq!(changes(&bench), Some(0), "the write is not answered");
+    bench.settle();
+    assert_eq!((bench.reply(write).map(|reply| reply.result), changes(&bench)), (Some(Ok(())), Some(1)));
+    bench.request(Op::Discard(Durability::Volatile), 0, 4 * KIB);
+    bench.settle();
+    bench.request(Op::WriteZeroes(Durability::Volatile, Zeroing::MayUnmap), 0, 4 * KIB);
+    bench.settle();
+    assert_eq!(changes(&bench), Some(3));
+    bench.write(0, 4 * KIB);
+    let io = bench.only_io();
+    bench.fail(io);
+    assert_eq!(changes(&bench), Some(4), "a failed write may have changed the content");
+    bench.command(Command::ResetStats).unwrap();
+    assert_eq!(changes(&bench), Some(4));
+    assert_eq!(bench.engine.changes(DiskId(4)), None);
 }
