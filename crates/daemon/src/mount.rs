@@ -94,9 +94,9 @@ struct FileSystem {
     source: Vec<u8>,
 }
 
-/// The place of a mounted file.
+/// State of the mount of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MountState {
     /// The path shows the file.
     #[default]
     AtPath,
@@ -108,15 +108,15 @@ pub(crate) enum Place {
     Unmounted,
 }
 
-impl Place {
+impl MountState {
     /// Returns what another program has done to `file`, a text that names the file; `None` if the
     /// path shows the file.
     pub(crate) fn problem(&self, file: &str) -> Option<String> {
         match self {
-            Place::AtPath => None,
-            Place::Moved(to) => Some(format!("another program has moved {file} to {}", to.display())),
-            Place::Covered => Some(format!("another program has mounted a file system over {file}")),
-            Place::Unmounted => Some(format!("another program has unmounted {file}")),
+            MountState::AtPath => None,
+            MountState::Moved(to) => Some(format!("another program has moved {file} to {}", to.display())),
+            MountState::Covered => Some(format!("another program has mounted a file system over {file}")),
+            MountState::Unmounted => Some(format!("another program has unmounted {file}")),
         }
     }
 }
@@ -335,18 +335,18 @@ impl MountTable {
         MountIdentity(self.at(path).rev().find(of_hob).cloned())
     }
 
-    /// Returns the place of a file that hob has mounted at `path`.
-    pub(crate) fn place(&self, path: &Path, identity: &MountIdentity) -> Place {
+    /// Returns the state of the mount of a file that hob has mounted at `path`.
+    pub(crate) fn state(&self, path: &Path, identity: &MountIdentity) -> MountState {
         let own = identity.0.as_ref();
         match self.at(path).next_back() {
-            Some(shown) if own.is_none_or(|own| own == shown) => return Place::AtPath,
-            Some(_) if self.at(path).any(|found| Some(found) == own) => return Place::Covered,
+            Some(shown) if own.is_none_or(|own| own == shown) => return MountState::AtPath,
+            Some(_) if self.at(path).any(|found| Some(found) == own) => return MountState::Covered,
             _ => {}
         }
         match self.0.iter().find(|(_, found)| Some(found) == own) {
-            Some((to, _)) => Place::Moved(to.clone()),
-            None if self.at(path).next().is_some() => Place::Covered,
-            None => Place::Unmounted,
+            Some((to, _)) => MountState::Moved(to.clone()),
+            None if self.at(path).next().is_some() => MountState::Covered,
+            None => MountState::Unmounted,
         }
     }
 }
@@ -483,24 +483,24 @@ mod tests {
         let covered = table(&[root, own, other]);
         let identity = covered.identity(path);
         assert_eq!(identity, table(&[root, own]).identity(path));
-        let place = |lines: &[(&str, &str, &str)]| table(lines).place(path, &identity);
-        assert_eq!(place(&[root, own]), Place::AtPath);
-        assert_eq!(place(&[other, root, own]), Place::AtPath);
-        assert_eq!(place(&[root, own, other]), Place::Covered);
-        assert_eq!(place(&[root, other]), Place::Covered);
-        assert_eq!(place(&[root]), Place::Unmounted);
+        let state = |lines: &[(&str, &str, &str)]| table(lines).state(path, &identity);
+        assert_eq!(state(&[root, own]), MountState::AtPath);
+        assert_eq!(state(&[other, root, own]), MountState::AtPath);
+        assert_eq!(state(&[root, own, other]), MountState::Covered);
+        assert_eq!(state(&[root, other]), MountState::Covered);
+        assert_eq!(state(&[root]), MountState::Unmounted);
         let moved = ("0:39", "/srv/c/vm.img", "fuse.hob hob:vm");
-        assert_eq!(place(&[root, moved]), Place::Moved("/srv/c/vm.img".into()));
-        assert_eq!(place(&[root, moved, other]), Place::Moved("/srv/c/vm.img".into()));
+        assert_eq!(state(&[root, moved]), MountState::Moved("/srv/c/vm.img".into()));
+        assert_eq!(state(&[root, moved, other]), MountState::Moved("/srv/c/vm.img".into()));
         // After an unmount, the kernel gives the device number to another file system.
         let reused = ("0:39", "/srv/c/db.img", "fuse.hob hob:db");
-        assert_eq!(place(&[root, reused]), Place::Unmounted);
-        assert_eq!(place(&[root, ("0:39", own.1, reused.2)]), Place::Covered);
+        assert_eq!(state(&[root, reused]), MountState::Unmounted);
+        assert_eq!(state(&[root, ("0:39", own.1, reused.2)]), MountState::Covered);
         // Without an identity, any mount at the path may be the file.
         let unknown = table(&[root, other]).identity(path);
         assert_eq!(unknown, MountIdentity::default());
-        assert_eq!(table(&[root, own]).place(path, &unknown), Place::AtPath);
-        assert_eq!(table(&[root, moved]).place(path, &unknown), Place::Unmounted);
+        assert_eq!(table(&[root, own]).state(path, &unknown), MountState::AtPath);
+        assert_eq!(table(&[root, moved]).state(path, &unknown), MountState::Unmounted);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use hob_engine::io::Promote;
 
 use super::ExportService;
 use crate::api_error::{ApiError, ErrorKind, Result, conflict, invalid};
-use crate::mount::{Mount, MountError, MountIdentity, Place, UsedFile, check_path, clear_stale};
+use crate::mount::{Mount, MountError, MountIdentity, MountState, UsedFile, check_path, clear_stale};
 use crate::services::flash;
 use crate::services::registry::{DiskEntry, DiskPhase, Inner};
 use crate::shard_api::FileRights;
@@ -38,16 +38,20 @@ pub(in crate::services) struct FileEntry {
     pub(in crate::services) mount: Option<Mount>,
     /// Reason why the file is not mounted.
     pub(in crate::services) reason: Option<String>,
-    /// Place of the mounted file when hob last read the table of mounts.
-    place: Place,
+    /// State of the mount when hob last read the table of mounts.
+    state: MountState,
 }
 
 impl FileEntry {
-    /// Records the place of the mount with this identity. Returns true if the place has changed.
+    /// Records the state of the mount with this identity. Returns true if the state has changed.
     /// Ignores a mount that was replaced by another one.
-    pub(in crate::services) fn note_place(&mut self, identity: &Arc<MountIdentity>, place: Place) -> bool {
+    pub(in crate::services) fn note_mount_state(
+        &mut self,
+        identity: &Arc<MountIdentity>,
+        state: MountState,
+    ) -> bool {
         let is_same = self.mount.as_ref().is_some_and(|mount| Arc::ptr_eq(mount.identity(), identity));
-        is_same && std::mem::replace(&mut self.place, place) != self.place
+        is_same && std::mem::replace(&mut self.state, state) != self.state
     }
 }
 
@@ -107,16 +111,16 @@ impl DiskEntry {
                 true => format!("its file {path}"),
                 false => format!("the file {path} of the export {export}"),
             };
-            let advice = match &file.place {
-                Place::Moved(to) => format!("rename the directory back, or unmount {}", to.display()),
-                Place::Covered => format!("unmount that file system ('umount {path}')"),
+            let advice = match &file.state {
+                MountState::Moved(to) => format!("rename the directory back, or unmount {}", to.display()),
+                MountState::Covered => format!("unmount that file system ('umount {path}')"),
                 _ if is_own => format!(
                     "'hob disk set {export} --fuse \"\"' and then 'hob disk set {export} --fuse {path}' \
                      mount it again"
                 ),
                 _ => "remove the export and add it again to mount the file".to_owned(),
             };
-            Some(format!("{}; {advice}", file.place.problem(&named)?))
+            Some(format!("{}; {advice}", file.state.problem(&named)?))
         };
         let all: Vec<String> = self.wanted.files().filter_map(say).collect();
         (!all.is_empty()).then(|| all.join("; "))
@@ -213,7 +217,7 @@ impl ExportService {
     fn keep_mount(&self, name: &str, export: &str, mount: Mount) -> Result<()> {
         let mut inner = self.registry.inner();
         let file = inner.disk_mut(name)?.files.entry(export.to_owned()).or_default();
-        (file.mount, file.place) = (Some(mount), Place::AtPath);
+        (file.mount, file.state) = (Some(mount), MountState::AtPath);
         Ok(())
     }
 
@@ -345,18 +349,18 @@ mod tests {
 
     /// The table of mounts may be older than a mount that has replaced the one it describes.
     #[test]
-    fn the_place_of_a_replaced_mount_is_ignored() {
+    fn the_state_of_a_replaced_mount_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let mount = || Mount::left(dir.path().join("vm.img"), false);
         let mut file = FileEntry { mount: Some(mount()), ..FileEntry::default() };
         let first = Arc::clone(file.mount.as_ref().unwrap().identity());
-        assert!(file.note_place(&first, Place::Unmounted));
-        assert!(!file.note_place(&first, Place::Unmounted), "it is logged once");
-        assert!(file.note_place(&first, Place::AtPath));
+        assert!(file.note_mount_state(&first, MountState::Unmounted));
+        assert!(!file.note_mount_state(&first, MountState::Unmounted), "it is logged once");
+        assert!(file.note_mount_state(&first, MountState::AtPath));
         file.mount = Some(mount());
-        assert!(!file.note_place(&first, Place::Unmounted));
+        assert!(!file.note_mount_state(&first, MountState::Unmounted));
         file.mount = None;
-        assert!(!file.note_place(&first, Place::Unmounted));
-        assert_eq!(file.place, Place::AtPath);
+        assert!(!file.note_mount_state(&first, MountState::Unmounted));
+        assert_eq!(file.state, MountState::AtPath);
     }
 }

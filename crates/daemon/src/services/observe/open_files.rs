@@ -211,9 +211,9 @@ impl Observe {
         for MountedFile { disk, export, path, identity } in mounted {
             let Ok(entry) = inner.disk_mut(&disk) else { continue };
             let Some(file) = entry.files.get_mut(&export) else { continue };
-            let place = table.place(&path, &identity);
-            let problem = place.problem(&format!("the file {}", path.display()));
-            if file.note_place(&identity, place)
+            let state = table.state(&path, &identity);
+            let problem = state.problem(&format!("the file {}", path.display()));
+            if file.note_mount_state(&identity, state)
                 && let Some(problem) = problem
             {
                 tracing::warn!("disk {disk}: {problem} (see 'hob health')");
