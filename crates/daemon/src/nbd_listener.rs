@@ -154,7 +154,10 @@ impl Listener {
                 // This branch is checked first, so that the listener accepts no connection after it
                 // was paused.
                 () = self.listening.until_paused() => continue,
-                accepted = self.accept(&context, permit) => accepted,
+                accepted = async {
+                    half_open.room().await;
+                    self.accept(&context, permit).await
+                } => accepted,
             };
             match accepted {
                 Ok(connection) => {
