@@ -108,7 +108,7 @@ pub(crate) fn mode_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     }))
 }
 
-/// What hob does if the directory of a new Unix socket does not exist.
+/// Reaction to a new Unix socket whose directory does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MissingDirectory {
     /// hob creates the directory.

@@ -313,7 +313,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         let sample = self.samples.get_mut(number);
         let hit_from = use_sectors(&mut sample.valid_from, sectors, distance);
         if weight == 0 {
-            // Such an access changes no sum.
+            // The sums count only accesses with a weight.
             sample.bucket = hit_from.or(sample.bucket);
             return;
         }
