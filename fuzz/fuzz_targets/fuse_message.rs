@@ -14,7 +14,7 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|input: (u32, bool, Vec<(u8, Vec<u8>)>)| {
     let (sectors, read_only, messages) = input;
     let size = u64::from(sectors) * 512;
-    let file = Attributes { size, mode: 0o600, uid: 0, gid: 0, seconds: 0 };
+    let file = Attributes { size, mode: 0o600, uid: 0, gid: 0, time_ns: 0 };
     let mut session = Session::new(DiskId(1), 1, file, read_only);
     let mut memory = PlainBuffers::default();
     for (number, (opcode, mut message)) in messages.into_iter().enumerate() {

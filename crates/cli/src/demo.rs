@@ -80,6 +80,8 @@ pub(crate) fn run(args: Demo) -> anyhow::Result<()> {
         Err(error) => {
             // The directory can be removed when the socket is closed.
             let _ = host.end();
+            // A signal can also end an operation with an error of its own.
+            check_stop(&stop)?;
             return Err(error);
         }
     };

@@ -4,26 +4,15 @@
 //! A listener allows few half-open connections. When the limit is reached, the listener closes the
 //! oldest half-open connection, because a real client completes its first exchange within
 //! milliseconds. So clients that connect and send nothing cannot keep other clients waiting.
-//!
-//! Many VMs may start at the same time, and then wait for a processor. So an NBD listener accepts no
-//! further client until the oldest half-open connection is [`YOUNG_MAX`] old
-//! ([`HalfOpenConnections::room`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::Instant;
 
-/// Maximum number of half-open connections of a listener.
-pub(crate) const HALF_OPEN_MAX: usize = 32;
-
-/// Age up to which a half-open connection is not closed in favour of a new one.
-const YOUNG_MAX: Duration = Duration::from_millis(200);
-
-/// Longest interval between two checks for room.
-const ROOM_EVERY: Duration = Duration::from_millis(2);
+/// Maximum number of half-open connections of a control listener.
+const HALF_OPEN_MAX: usize = 32;
 
 /// Maximum time until a new connection has chosen an export (NBD) or sent an authorized request
 /// (HTTP).
@@ -39,8 +28,8 @@ pub(crate) struct HalfOpenConnections {
 #[derive(Debug, Default)]
 struct Table {
     last: u64,
-    /// Connections by age, each with its start. Sending to a channel closes its connection.
-    connections: BTreeMap<u64, (Instant, oneshot::Sender<()>)>,
+    /// Connections by age. Sending to a channel closes its connection.
+    connections: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
 /// A half-open connection. Dropping this value removes the connection from the table.
@@ -72,30 +61,14 @@ impl HalfOpenConnections {
         let (evict, evicted) = oneshot::channel();
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         if table.connections.len() >= self.max
-            && let Some((_, (_, oldest))) = table.connections.pop_first()
+            && let Some((_, oldest)) = table.connections.pop_first()
         {
             let _ = oldest.send(());
         }
         table.last += 1;
         let number = table.last;
-        table.connections.insert(number, (Instant::now(), evict));
+        table.connections.insert(number, evict);
         (HalfOpenGuard { table: self.table.clone(), number }, Eviction(evicted))
-    }
-
-    /// Waits until a new connection does not close one that is younger than [`YOUNG_MAX`].
-    pub(crate) async fn room(&self) {
-        while let Some(rest) = self.youth_of_oldest() {
-            tokio::time::sleep(rest.min(ROOM_EVERY)).await;
-        }
-    }
-
-    /// Returns the time until the oldest connection may be closed; `None` if it may be closed now or
-    /// if there is room.
-    fn youth_of_oldest(&self) -> Option<Duration> {
-        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, (start, _)) = table.connections.first_key_value()?;
-        let rest = YOUNG_MAX.saturating_sub(start.elapsed());
-        (table.connections.len() >= self.max && !rest.is_zero()).then_some(rest)
     }
 }
 
@@ -151,24 +124,5 @@ mod tests {
         assert!(is_over(second, Duration::ZERO).await, "the oldest");
         assert!(!is_over(first, HALF_OPEN_TIME_MAX * 2).await, "it is no longer half-open");
         assert!(is_over(third, HALF_OPEN_TIME_MAX).await, "it was silent for too long");
-    }
-
-    /// A burst of clients that wait for a processor.
-    #[tokio::test(start_paused = true)]
-    async fn a_new_client_waits_while_all_others_are_young() {
-        let half_open = HalfOpenConnections::new(2);
-        let start = Instant::now();
-        let (first, _) = half_open.enter();
-        half_open.room().await;
-        assert_eq!(start.elapsed(), Duration::ZERO, "there is room");
-        let (_second, _eviction) = half_open.enter();
-        let is_full = |patience| tokio::time::timeout(patience, half_open.room());
-        assert!(is_full(YOUNG_MAX / 2).await.is_err());
-        drop(first);
-        half_open.room().await;
-        assert!(start.elapsed() < YOUNG_MAX, "the first client has chosen an export");
-        let (_third, _eviction) = half_open.enter();
-        half_open.room().await;
-        assert!(start.elapsed() >= YOUNG_MAX, "the second client may be closed now");
     }
 }

@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use super::allow::{AllowList, Peer, Visible};
 use super::descriptors;
 use super::exports::{Export, Exports};
-use super::half_open::{HALF_OPEN_MAX, HALF_OPEN_TIME_MAX, HalfOpenConnections, HalfOpenGuard};
+use super::half_open::{HALF_OPEN_TIME_MAX, HalfOpenConnections, HalfOpenGuard};
 use super::listening_sockets::{self, ListeningSockets};
 use super::relay::{self, Spawner};
 use super::shard_api::{ConnectionPermit, Transport};
@@ -35,6 +35,10 @@ const FAREWELL_MAX: Duration = Duration::from_secs(5);
 /// Maximum time that a client waits for a disk that is being opened at the daemon's start. It
 /// equals systemd's time limit for the start.
 const OPENING_MAX: Duration = Duration::from_secs(300);
+
+/// Maximum number of half-open connections of a listener, so that all VMs of a host can start at the
+/// same time.
+const HALF_OPEN_MAX: usize = 256;
 
 /// An address at which NBD clients connect.
 #[derive(Clone, Debug)]
@@ -91,6 +95,12 @@ enum Socket {
     Tcp(TcpListener),
 }
 
+/// Returns the maximum number of half-open connections: at most half of all connections, so that
+/// unauthenticated clients cannot use up all of them.
+fn half_open_max(connections_max: usize) -> usize {
+    HALF_OPEN_MAX.min(connections_max.div_ceil(2))
+}
+
 impl Listener {
     /// Binds the address, or takes the socket that the previous program left open. Replaces a
     /// socket file that no process listens on.
@@ -143,9 +153,7 @@ impl Listener {
         // Each listener has its own limit, so that clients of one listener cannot use up the
         // connections of another listener.
         let permits = Arc::new(Semaphore::new(context.connections_max));
-        // At most half of the connections may be half-open, so that unauthenticated clients cannot
-        // use up all connections.
-        let half_open = HalfOpenConnections::new(HALF_OPEN_MAX.min(context.connections_max.div_ceil(2)));
+        let half_open = HalfOpenConnections::new(half_open_max(context.connections_max));
         loop {
             let permit = Arc::new(Arc::clone(&permits).acquire_owned().await.expect("never closed"));
             self.listening.until_resumed().await;
@@ -154,10 +162,7 @@ impl Listener {
                 // This branch is checked first, so that the listener accepts no connection after it
                 // was paused.
                 () = self.listening.until_paused() => continue,
-                accepted = async {
-                    half_open.room().await;
-                    self.accept(&context, permit).await
-                } => accepted,
+                accepted = self.accept(&context, permit) => accepted,
             };
             match accepted {
                 Ok(connection) => {
