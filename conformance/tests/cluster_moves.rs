@@ -70,6 +70,31 @@ impl Shared {
         }
         plan.start()
     }
+
+    /// Starts an NBD server with the image of the disk `vm`, and two hosts with this disk in their
+    /// configuration. The first host serves the disk. The server has no lock, so the second host
+    /// can open the disk while the first host is stopped.
+    #[track_caller]
+    fn start_on_store(&self) -> (Store, [TestHost; 2]) {
+        let image = text(&self.image("vm"));
+        let arguments = [&ONE_BY_ONE[..], &["file", &image]].concat();
+        let store = Store::start(&self.scratch.path("backing.sock"), &arguments);
+        let hosts = ["host-a", "host-b"].map(|name| {
+            let plan = Plan::new(name).reached_as(&self.authority, "host").admits("host", "admin");
+            let lease = format!("address = {:?}\nlease_seconds = 5\nsettle_seconds = 1", plan.address());
+            let cache = format!("[disk.cache]\npool = \"fast\"\nsize = \"8M\"\n{BACK}");
+            let host = plan
+                .pool("size = \"64M\"\nsegment_size = \"1M\"")
+                .joins(&self.etcd, &lease)
+                .disk("vm", &store.backing(""), &cache)
+                .start();
+            if name == "host-a" {
+                host.wait_until_serving("vm");
+            }
+            host
+        });
+        (store, hosts)
+    }
 }
 
 /// Returns the owner of a disk according to etcd.
@@ -308,26 +333,42 @@ fn a_killed_host_gives_a_migrated_disk_back_after_its_restart() {
     wait_for("the migration to be over", || a.state("vm1") == "away");
 }
 
+/// A host that was stopped past its lease and had no dirty data gets the disk back without a
+/// decision of an operator, also after a restart.
+#[test]
+fn a_disk_moves_back_to_a_host_that_lost_its_lease_without_dirty_data() {
+    let shared = Shared::new(&["vm"]);
+    let (_store, [mut a, b]) = shared.start_on_store();
+    let mut guest = a.connect("vm");
+    guest.write(9 * BLOCK, &filled(41)).unwrap();
+    guest.flush().unwrap();
+    a.ctl(&["drain", "vm"]);
+    assert_eq!(shared.block("vm", 9), filled(41));
+    a.signal(Signal::STOP);
+    wait_for("force", || b.try_ctl(&["cluster", "take", "vm", "--force", "--yes"]).success());
+    a.signal(Signal::CONT);
+    wait_for("host-a to know", || a.reason("vm").contains("host-b has it"));
+    a.kill();
+    a.start();
+    wait_for("host-a to know again", || a.reason("vm").contains("host-b has it"));
+    let mut client = b.connect("vm");
+    client.write(10 * BLOCK, &filled(42)).unwrap();
+    client.flush().unwrap();
+    drop(client);
+    b.ctl(&["cluster", "move", "vm", "--to", "host-a"]);
+    assert!(a.serves("vm") && !b.serves("vm"));
+    let mut client = a.connect("vm");
+    for (block, number) in [(9, 41), (10, 42)] {
+        assert_eq!(client.read(block * BLOCK, BLOCK as u32).unwrap(), filled(number));
+    }
+}
+
 /// A host that was stopped past its lease keeps its dirty data when the disk is moved to it, because
 /// only an operator may discard this data. The backing has no lock, so the next owner can open it.
 #[test]
 fn a_disk_does_not_move_to_a_host_with_dirty_data_of_a_lost_lease() {
     let shared = Shared::new(&["vm"]);
-    let image = text(&shared.image("vm"));
-    let store =
-        Store::start(&shared.scratch.path("backing.sock"), &[&ONE_BY_ONE[..], &["file", &image]].concat());
-    let start = |name: &str| {
-        let plan = Plan::new(name).reached_as(&shared.authority, "host").admits("host", "admin");
-        let lease = format!("address = {:?}\nlease_seconds = 5\nsettle_seconds = 1", plan.address());
-        let cache = format!("[disk.cache]\npool = \"fast\"\nsize = \"8M\"\n{BACK}");
-        plan.pool("size = \"64M\"\nsegment_size = \"1M\"")
-            .joins(&shared.etcd, &lease)
-            .disk("vm", &store.backing(""), &cache)
-            .start()
-    };
-    let mut a = start("host-a");
-    a.wait_until_serving("vm");
-    let b = start("host-b");
+    let (_store, [mut a, b]) = shared.start_on_store();
     let mut guest = a.connect("vm");
     guest.write(9 * BLOCK, &filled(41)).unwrap();
     guest.flush().unwrap();

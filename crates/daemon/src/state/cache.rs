@@ -192,6 +192,11 @@ pub(crate) struct JournalSpec {
     /// when the journal could not be written any more.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) discarded_ring: u32,
+    /// Number of the journal ring with which the cache was in use last, if the cache had no dirty
+    /// data when its disk was closed or lost; otherwise 0, or the number of an earlier ring. A
+    /// cache that is used again gets a new ring first, so an old number proves nothing.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) clean_ring: u32,
     /// State of the backing when the cache was closed; `None` after the cache is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
@@ -261,6 +266,16 @@ impl JournalSpec {
         self.used.is_some_and(|used| Some(used.boot) == boot && used.first_ring <= ring)
     }
 
+    /// Records that the cache, which is not used any more, has no dirty data.
+    pub(crate) fn note_clean(&mut self) {
+        self.clean_ring = self.ring;
+    }
+
+    /// Returns true if the cache had no dirty data when it was in use last.
+    pub(crate) fn is_known_clean(&self) -> bool {
+        self.ring > 0 && self.clean_ring == self.ring
+    }
+
     /// Returns the number of the newest ring that may have been in use. Flash must have this ring
     /// or a later one.
     pub(crate) fn required_ring(&self) -> u32 {
@@ -273,6 +288,7 @@ impl JournalSpec {
             ring: 0,
             lost_ring: 0,
             discarded_ring: 0,
+            clean_ring: 0,
             closed: None,
             evidence: None,
             used: None,

@@ -79,6 +79,7 @@ fn example() -> State {
                     ring: 7,
                     lost_ring: 6,
                     discarded_ring: 5,
+                    clean_ring: 7,
                     closed: Some(Closed { size_bytes: 512, modified_ns: -1 }),
                     evidence: Some(ChangeToken(0x0123_4567_89AB_CDEF_0123_4567_89AB_CDEF)),
                     used: None,

@@ -7,18 +7,29 @@
 //! generation also shows whether the other host, in a failover, only wrote this host's dirty data
 //! to the backing.
 //!
-//! If the cache has no dirty data, hob then invalidates its journal on flash. A cache with dirty
-//! data keeps its journal, because only an operator may discard dirty data. The disk goes offline,
-//! and the daemon tries to open it every few seconds. An attempt succeeds after the other program
+//! If the cache has no dirty data, hob then invalidates its journal on flash, and saves that the
+//! cache is clean: the disk may move back to this host without a decision of an operator. A cache
+//! with dirty data keeps its journal, because only an operator may discard dirty data. The disk
+//! goes offline, and the daemon tries to open it every few seconds. An attempt succeeds after the other program
 //! has ended, and the cache then starts empty. With dirty data the disk stays offline until that
 //! data is discarded.
 
+use std::time::Duration;
+
 use hob_engine::units::DiskId;
 use hob_storage::pool::OwnerId;
+use tokio::time::timeout;
 
 use super::Disks;
 use crate::api_error::{ApiError, Result, conflict};
+use crate::background::spawn;
+use crate::services::flash::Flash;
+use crate::services::registry::CLEARING;
 use crate::state::JournalSpec;
+
+/// Maximum time that a disk which goes offline waits for its pool. An operation of the pool may
+/// wait for a device that hangs, and must not delay other disks.
+const POOL_WAIT_MAX: Duration = Duration::from_millis(200);
 
 impl Disks {
     /// Takes a disk offline whose backing was taken over by another program. If the backing was
@@ -59,6 +70,9 @@ impl Disks {
             // A disk that waits for the cluster gives way to a migration if it has no dirty data.
             // Flash is not read for this, because a device that hangs would delay the next steps.
             disk.lost_dirty = journal.map(|journal| (journal.owner, dirty > 0 || is_coming));
+            if dirty == 0 {
+                disk.note_clean_cache();
+            }
         }
         if journal.is_some() && self.peers.cluster().is_none() {
             self.keep_foreign(&name).await;
@@ -72,15 +86,55 @@ impl Disks {
                 ));
             }
             (Some(journal), Some(flash)) => {
-                if let Err(error) = flash.make_void(OwnerId(journal.owner.0), u32::MAX).await {
-                    tracing::error!(
-                        "disk {name}: cannot invalidate its cache on flash, which may be outdated when the disk is opened again: {error}"
-                    );
-                }
+                return self.lose_clean(&name, &error, OwnerId(journal.owner.0), flash).await;
             }
             _ => {}
         }
         self.take_offline(&name, &error).await;
+    }
+
+    /// Takes a lost disk without dirty data offline, and invalidates its cache on flash. If the
+    /// pool is in use for long, because one of its devices hangs, the cache is invalidated later.
+    /// The disk is not opened before.
+    async fn lose_clean(&self, name: &str, error: &ApiError, owner: OwnerId, flash: Flash) {
+        let guard = self.registry.guard_disk(name, CLEARING);
+        let disk = name.to_owned();
+        let invalidate = async move {
+            if let Err(error) = flash.make_void(owner, u32::MAX).await {
+                tracing::error!(
+                    "disk {disk}: cannot invalidate its cache on flash, which may be outdated when the disk is opened again: {error}"
+                );
+            }
+        };
+        match guard {
+            Ok(guard) => {
+                self.take_offline(name, error).await;
+                self.save_clean(name).await;
+                wait_briefly(async move {
+                    invalidate.await;
+                    drop(guard);
+                })
+                .await;
+            }
+            // Another operation may open the disk as soon as it is offline.
+            Err(_) => {
+                invalidate.await;
+                self.take_offline(name, error).await;
+                self.save_clean(name).await;
+            }
+        }
+    }
+
+    /// Saves that a lost disk had no dirty data. Without a cluster, this is not needed.
+    async fn save_clean(&self, name: &str) {
+        if self.peers.cluster().is_some()
+            && let Err(error) = self.registry.save().await
+        {
+            tracing::warn!(
+                "disk {name}: cannot record that its cache has no dirty data, so the disk may not move back to \
+                 this host after a restart: {error}"
+            );
+        }
     }
 
     /// Saves that a disk's data on flash is invalid.
@@ -114,4 +168,9 @@ impl Disks {
         }
         self.registry.save_first().await
     }
+}
+
+/// Runs work on a pool in the background, and waits for its end for at most [`POOL_WAIT_MAX`].
+pub(super) async fn wait_briefly(work: impl Future<Output = ()> + Send + 'static) {
+    let _ = timeout(POOL_WAIT_MAX, spawn(work)).await;
 }

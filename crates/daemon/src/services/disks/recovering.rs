@@ -225,7 +225,7 @@ impl Disks {
         if let Ok((shard, id)) = self.registry.shard_of(name) {
             // Later this process may open the disk again, which finds or creates its cache.
             let taken = match self.exports.take_from_shard(name, &shard, id).await {
-                Ok(gone) => self.release_closed(name, gone).await,
+                Ok(gone) => self.release_closed_soon(name, gone).await,
                 Err(error) => {
                     if !is_leaving(&error) {
                         self.remove_kept_disk(name, &shard, id);

@@ -10,10 +10,12 @@
 use std::time::Duration;
 
 use hob_control::{OnClients, Problem};
+use hob_engine::command::Segment;
 use hob_engine::units::DiskId;
 use tokio::time::timeout;
 
 use super::Disks;
+use super::foreign_writer::wait_briefly;
 use super::opening::{Open, access_of, open_gateway};
 use super::preview::clients;
 use crate::api_error::{ApiError, conflict};
@@ -193,16 +195,36 @@ impl Disks {
     /// Releases the memory and the flash segments that a closed disk had on its shard. A persistent
     /// cache keeps its segments, which the next opening finds on flash.
     pub(super) async fn release_closed(&self, name: &str, gone: Gone) -> Result<(), ApiError> {
+        if let Some((pool, free)) = self.forget_closed(name, gone).await? {
+            self.registry.give_back(&pool, &free).await;
+        }
+        Ok(())
+    }
+
+    /// Does the same as [`release_closed`](Self::release_closed), but does not wait long for a pool
+    /// that is in use. The flash segments are then released later.
+    pub(super) async fn release_closed_soon(&self, name: &str, gone: Gone) -> Result<(), ApiError> {
+        if let Some((pool, free)) = self.forget_closed(name, gone).await? {
+            let registry = self.registry.clone();
+            wait_briefly(async move { registry.give_back(&pool, &free).await }).await;
+        }
+        Ok(())
+    }
+
+    /// Releases the memory that a closed disk had on its shard. Returns the flash segments that the
+    /// caller must release, and their pool; `None` if the disk has no cache.
+    async fn forget_closed(
+        &self,
+        name: &str,
+        gone: Gone,
+    ) -> Result<Option<(String, Vec<Segment>)>, ApiError> {
         let Gone { released, memory, .. } = gone;
         flash::blocking(move || drop(memory)).await?;
         let spec = self.registry.inner().disk(name)?.cache().cloned();
         let is_volatile = spec.as_ref().is_some_and(|spec| spec.journal.is_none());
         let free = self.pools.let_go(name, &released, |_| is_volatile);
         self.registry.inner().disk_mut(name)?.forget_shard();
-        if let Some(spec) = spec {
-            self.registry.give_back(&spec.pool, &free).await;
-        }
-        Ok(())
+        Ok(spec.map(|spec| (spec.pool, free)))
     }
 
     /// Opens a closed disk with its new settings. If that fails, opens the disk with the earlier

@@ -102,14 +102,17 @@ impl Migrations {
 
 impl Inner {
     /// Returns true if flash may have dirty data of the offline disk. If this is not known from the
-    /// time when the disk was lost, a write-back cache may have dirty data if the pool has segments
-    /// of the cache, or if the pool or one of its devices is absent.
+    /// time when the disk was lost or closed, a write-back cache may have dirty data if the pool
+    /// has segments of the cache, or if the pool or one of its devices is absent.
     fn may_have_dirty(&self, disk: &DiskEntry) -> bool {
         let Some(spec) = disk.cache() else { return false };
         // Without a ring, the cache never held data.
         let Some(journal) = spec.journal.filter(|journal| journal.ring > 0) else { return false };
         if let Some((_, is_dirty)) = disk.lost_dirty.filter(|(lost, _)| *lost == journal.owner) {
             return is_dirty;
+        }
+        if journal.is_known_clean() {
+            return false;
         }
         let has = |owners: &[(OwnerId, u64)]| {
             owners.iter().any(|(owner, count)| owner.0 == journal.owner.0 && *count > 0)

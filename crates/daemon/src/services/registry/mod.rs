@@ -36,7 +36,7 @@ use crate::hardware::{FileNumber, Lock};
 use crate::request_recorder::Counter;
 use crate::shard_api::ShardHandle;
 use crate::state::{
-    CacheOwner, CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store,
+    CacheOwner, CacheSpec, DiskState, GoneState, JournalSpec, PeerState, PoolState, State, StateError, Store,
 };
 pub(super) use ended_caches::EndedCaches;
 pub(super) use operation_guard::{
@@ -519,6 +519,14 @@ impl DiskEntry {
             }
             DiskPhase::Away(why) => Err(away(&self.wanted.name, why)),
             DiskPhase::Removing => Err(conflict!("{} is being removed", self.wanted.name)),
+        }
+    }
+
+    /// Records that the disk's cache, which is not used any more, has no dirty data.
+    pub(in crate::services) fn note_clean_cache(&mut self) {
+        if self.has_cache && self.recovering.is_none() {
+            let journal = self.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut());
+            journal.into_iter().for_each(JournalSpec::note_clean);
         }
     }
 

@@ -32,8 +32,9 @@ pub(in crate::services) const COPYING: &str = "given a second copy";
 pub(in crate::services) const ENLARGING: &str = "given more room";
 pub(in crate::services) const REPARTITIONING: &str = "given its part of the shared flash";
 
-/// Name of the operation that releases outdated segments on a device that was missing. This
-/// operation runs without a command.
+/// Name of the operation that releases outdated segments on a device that was missing, or
+/// invalidates the cache of a disk that another host has taken over. This operation runs without a
+/// command.
 pub(in crate::services) const CLEARING: &str = "cleared of outdated segments";
 
 /// Name of the operation that opens an offline disk, or a pool and its missing devices. On a pool,

@@ -254,6 +254,12 @@ impl Shutdown {
             }
         };
         let is_flushed = closed.as_ref().is_ok_and(|gone| !gone.is_unflushed);
+        if is_flushed
+            && let Ok(disk) = self.registry.inner().disk_mut(name)
+            && disk.drained_at_end
+        {
+            disk.note_clean_cache();
+        }
         if gives_up
             && !is_flushed
             && let Ok(disk) = self.registry.inner().disk_mut(name)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hob_storage::pool::OwnerId;
 
-use super::recovery::{BLOCK, COMMITTED, LAZY, crash, prepare, read, reason, sectors, write};
+use super::recovery::{BLOCK, COMMITTED, LAZY, crash, end, prepare, read, reason, sectors, write};
 use super::*;
 use crate::api_error::ApiError;
 
@@ -73,12 +73,95 @@ fn a_lost_disk_without_dirty_data_keeps_none() {
         read(&bench, 1000..1100);
         tokio::time::sleep(COMMITTED).await;
         lose(&bench).await;
-        {
-            let mut inner = bench.services.registry.inner();
-            let owner = inner.disks["vm"].cache().unwrap().journal.unwrap().owner;
-            inner.pool_mut("p").unwrap().owners = vec![(OwnerId(owner.0), 4)];
-        }
+        note_segments(&bench);
         assert!(!bench.services.migrations.keeps_dirty("vm"));
+    });
+}
+
+/// Records that the pool has segments of the disk's cache, as an examination of flash would.
+fn note_segments(bench: &Bench) {
+    let mut inner = bench.services.registry.inner();
+    let owner = inner.disks["vm"].cache().unwrap().journal.unwrap().owner;
+    inner.pool_mut("p").unwrap().owners = vec![(OwnerId(owner.0), 4)];
+}
+
+/// Renames the image, so that the disk stays offline, and back.
+fn rename_image(dir: &Path, [from, to]: [&str; 2]) {
+    std::fs::rename(dir.join(from), dir.join(to)).unwrap();
+}
+
+/// A restarted daemon knows that a lost cache had no dirty data. A cache that is used later may
+/// have dirty data again.
+#[test]
+fn a_restarted_daemon_knows_that_a_lost_disk_had_no_dirty_data() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        read(&bench, 1000..1100);
+        tokio::time::sleep(COMMITTED).await;
+        lose(&bench).await;
+        rename_image(bench.dir.path(), ["vm.img", "away.img"]);
+        let bench = crash(bench).await;
+        reason(&bench);
+        note_segments(&bench);
+        assert!(!bench.services.migrations.keeps_dirty("vm"));
+        rename_image(bench.dir.path(), ["away.img", "vm.img"]);
+        bench.services.disks.bring_online("vm").await;
+        settled(&bench.services).await;
+        write(&bench, 0..3);
+        bench.services.disks.take_offline("vm", &ApiError::failed("a test took it offline")).await;
+        note_segments(&bench);
+        assert!(bench.services.migrations.keeps_dirty("vm"));
+    });
+}
+
+/// A daemon that drained its disks when it ended knows that their caches are clean.
+#[test]
+fn a_restarted_daemon_knows_that_a_disk_was_drained() {
+    for is_drained in [false, true] {
+        run(async |bench| {
+            let bench = prepare(bench, LAZY).await;
+            write(&bench, 5..15);
+            let bench = end(bench, is_drained, |dir| rename_image(dir, ["vm.img", "away.img"])).await;
+            note_segments(&bench);
+            assert_eq!(bench.services.migrations.keeps_dirty("vm"), !is_drained);
+        });
+    }
+}
+
+/// A device that hangs blocks its pool. A disk without dirty data goes offline nevertheless, and is
+/// opened again only when its cache is invalid.
+#[test]
+fn a_lost_disk_without_dirty_data_does_not_wait_for_its_pool() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        read(&bench, 1000..1100);
+        tokio::time::sleep(COMMITTED).await;
+        let flash = bench.services.registry.inner().pool("p").unwrap().flash.clone();
+        let (begin, begun) = tokio::sync::oneshot::channel();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let hanging = tokio::spawn(async move {
+            let hang = flash.with(move |_| {
+                let _ = begin.send(());
+                // If the disk waits for the pool, the test fails instead of hanging.
+                let _ = released.recv_timeout(Duration::from_secs(30));
+                Ok(())
+            });
+            hang.await.map(drop)
+        });
+        begun.await.unwrap();
+        // Virtual time stands still while a thread waits.
+        tokio::time::resume();
+        lose(&bench).await;
+        assert!(!hanging.is_finished(), "the disk waited for its pool");
+        assert!(reason(&bench).contains("another program has taken"), "{}", reason(&bench));
+        bench.services.disks.bring_online("vm").await;
+        assert!(bench.services.registry.inner().disks["vm"].busy.is_some(), "its cache is still valid");
+        release.send(()).unwrap();
+        hanging.await.unwrap().unwrap();
+        settled(&bench.services).await;
+        bench.services.disks.bring_online("vm").await;
+        settled(&bench.services).await;
+        assert_eq!((sectors(&bench).await, bench.room("vm")), ((0, 0), 4));
     });
 }
 
