@@ -8,6 +8,8 @@
 //! | taken over, former owner as peer | see below | to the own backing | of the own backing |
 //! | alone | from the own backing | to the own backing | of the own backing |
 //!
+//! Reads in standby wait for the peer as long as the disk's requests wait for a backing.
+//!
 //! After the takeover, sectors that the former owner has and that were not written since are read
 //! from the former owner. All other sectors are read from the own backing.
 //!
@@ -40,10 +42,6 @@ use crate::token::{Token, TokenSpace};
 /// Longest wait for a peer if this host's own backing also has the data.
 const PEER_WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// Time after which a read that the owner could not serve fails, if this host's disk is still in
-/// standby, nanoseconds. Until that time, hob retries the read.
-const STANDBY_NS_MAX: u64 = 30_000_000_000;
-
 /// Pause before a read that failed in standby is retried, nanoseconds.
 const RETRY_NS: u64 = 100_000_000;
 
@@ -57,6 +55,8 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 struct Read {
     io: Io,
+    /// Time at which the read was submitted.
+    since: Instant,
     /// Time at which the read fails if the disk is still in standby.
     deadline: Instant,
 }
@@ -70,6 +70,8 @@ pub(super) struct Handover {
     kind: u16,
     tokens: Option<TokenSpace>,
     phase: Phase,
+    /// Time for which hob retries a read in standby that the owner could not serve, nanoseconds.
+    wait_ns: u64,
     /// Sectors that the former owner may have in flash, and that were not written since the
     /// hand-over.
     left_behind: RemainingRanges,
@@ -84,7 +86,8 @@ pub(super) struct Handover {
 }
 
 impl Handover {
-    pub(super) fn new(own: Box<dyn Driver>) -> Handover {
+    /// Creates the backing in standby. `wait_max` limits how long reads wait for the owner.
+    pub(super) fn new(own: Box<dyn Driver>, wait_max: Duration) -> Handover {
         let left_behind = RemainingRanges::new(own.info().size_bytes);
         Handover {
             own,
@@ -93,6 +96,7 @@ impl Handover {
             kind: Token::PEER,
             tokens: None,
             phase: Phase::Standby,
+            wait_ns: wait_max.as_nanos() as u64,
             left_behind,
             asked: HashMap::new(),
             held: VecDeque::new(),
@@ -181,7 +185,7 @@ impl Driver for Handover {
     delegate! {
         own:
         info take_loss poll_exposure set_gate suspend resume is_repeating revoke read_before_attach reader
-        witness change_mark is_lost loss_reason has_lost memory_id lock size_probe grow set_wait_max
+        witness change_mark is_lost loss_reason has_lost memory_id lock size_probe grow
     }
 
     fn attach(&mut self, ring: &mut Ring, now: Instant, tokens: TokenSpace) {
@@ -194,7 +198,7 @@ impl Driver for Handover {
         let end = (io.offset + io.len).div_ceil(SECTOR_BYTES);
         let has_all = || self.peer.is_some() && self.left_behind.has_all(first, end);
         if io.op == IoOp::Read && (self.phase == Phase::Standby || has_all()) {
-            self.ask(ring, now, Read { io: *io, deadline: now + STANDBY_NS_MAX });
+            self.ask(ring, now, Read { io: *io, since: now, deadline: now + self.wait_ns });
             return self.collect(ring, now);
         }
         // An earlier process of this host may have written to the disk, and may have crashed before
@@ -243,6 +247,22 @@ impl Driver for Handover {
         let is_due = self.held.iter().any(|read| read.deadline <= now);
         if is_due || self.retry_at.is_some_and(|at| at <= now) {
             self.retry(ring, now);
+        }
+    }
+
+    fn set_wait_max(&mut self, now: Instant, change: WaitMax) {
+        self.own.set_wait_max(now, change);
+        self.wait_ns = change.after(Duration::from_nanos(self.wait_ns)).as_nanos() as u64;
+        for read in self.held.iter_mut().chain(self.asked.values_mut()) {
+            read.deadline = match change {
+                WaitMax::Expired => now,
+                _ => read.since + self.wait_ns,
+            };
+        }
+        if change == WaitMax::Expired
+            && let Some(peer) = &mut self.peer
+        {
+            peer.set_wait_max(now, change);
         }
     }
 

@@ -38,7 +38,7 @@ impl Disks {
 
     /// Returns how long requests of a disk wait for its backing: the disk's own limit, or the
     /// daemon's if the disk has none.
-    pub(super) fn wait_max_of(&self, own: Option<BackingTimeout>) -> Duration {
+    pub(in crate::services) fn wait_max_of(&self, own: Option<BackingTimeout>) -> Duration {
         own.map_or(self.backing_options.wait_max, wait_max)
     }
 }

@@ -31,6 +31,9 @@ const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// Maximum time for an answer on a data connection. After this time, hob closes the connection.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
+/// Maximum time that reads of a disk that is being closed wait for the source.
+const CLOSING_WAIT_MAX: Duration = Duration::from_secs(1);
+
 /// Pause before this host asks the source for a data connection again.
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 
@@ -96,7 +99,8 @@ impl Migrations {
         let (datastore_id, _use) = self.qos.datastore_id(&datastore, wanted.datastore.is_some())?;
         let shard = self.qos.shard_for(datastore_id);
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
-        shard.add_disk(id, config, Backing::handover(own)).await?;
+        let wait_max = self.disks.wait_max_of(wanted.backing_timeout);
+        shard.add_disk(id, config, Backing::handover(own, wait_max)).await?;
         shard.set_stripe(id, stripe::for_shard(wanted.stripe, &info));
         shard.owe_failures(id, wanted.flush_failures_owed)?;
         {
@@ -214,6 +218,8 @@ impl Migrations {
         self.exports.table().remove_disk(name).await;
         self.exports.hide_file_at_end(name).await;
         if let Ok((shard, id)) = self.registry.shard_of(name) {
+            // The cache is removed only after reads that wait for the source have ended.
+            shard.set_wait_max(id, CLOSING_WAIT_MAX);
             self.pools.take_cache(name).await?;
             let gone = shard.remove_disk(id).await?;
             self.free_flash_of(name, gone).await?;

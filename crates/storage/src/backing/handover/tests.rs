@@ -92,7 +92,7 @@ impl Bench {
     fn new() -> Bench {
         let (own, own_handle) = fake();
         let mut ring = Ring::new(&RingConfig::default()).unwrap();
-        let mut both = Handover::new(own);
+        let mut both = Handover::new(own, WAIT_MAX);
         both.attach(&mut ring, Instant(0), TokenSpace::new(Token::BACKING, 0));
         Bench { both, ring, own: own_handle, next: 0, now: Instant(0) }
     }
@@ -126,6 +126,10 @@ impl Bench {
     }
 }
 
+/// The limit of the waits at the start of a test.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+const WAIT_NS_MAX: u64 = 30_000_000_000;
+
 const WRITE: IoOp = IoOp::Write(Durability::Volatile);
 
 #[test]
@@ -153,13 +157,44 @@ fn in_standby_nothing_waits_for_ever() {
     let peer = bench.peer();
     peer.answers(Some(Err(IoError::Failed)));
     let read = bench.submit(IoOp::Read, 0, 4);
-    for _ in 0..STANDBY_NS_MAX / RETRY_NS - 1 {
+    for _ in 0..WAIT_NS_MAX / RETRY_NS - 1 {
         bench.pass(RETRY_NS);
         assert!(bench.done().is_empty());
     }
     bench.pass(RETRY_NS);
     assert_eq!(bench.done(), [(read, Err(IoError::Failed))]);
     assert!(bench.own.take().is_empty() && bench.both.poll_timeout().is_none());
+}
+
+/// The disk's backing timeout is also the limit for reads in standby, and may change while reads
+/// wait.
+#[test]
+fn in_standby_reads_wait_as_long_as_for_a_backing() {
+    let mut bench = Bench::new();
+    bench.both.set_wait_max(bench.now, WaitMax::Set(crate::backing::WAIT_FOREVER));
+    let waits = bench.submit(IoOp::Read, 0, 4);
+    let peer = bench.peer();
+    assert_eq!((peer.take(), bench.done()), (vec![waits], vec![(waits, Ok(()))]));
+    peer.answers(Some(Err(IoError::Failed)));
+    let retried = bench.submit(IoOp::Read, 0, 4);
+    for _ in 0..10 {
+        bench.pass(WAIT_NS_MAX);
+        assert!(bench.done().is_empty());
+    }
+    peer.answers(Some(Ok(())));
+    bench.pass(RETRY_NS);
+    assert_eq!(bench.done(), [(retried, Ok(()))]);
+    peer.answers(Some(Err(IoError::Failed)));
+    for change in [WaitMax::AtMost(Duration::from_millis(50)), WaitMax::Expired] {
+        let ends = bench.submit(IoOp::Read, 0, 4);
+        bench.pass(RETRY_NS / 2);
+        bench.both.set_wait_max(bench.now, change);
+        assert!(bench.both.poll_timeout().is_some_and(|at| at <= bench.now));
+        bench.pass(0);
+        assert_eq!(bench.done(), [(ends, Err(IoError::Failed))]);
+        bench.both.set_wait_max(bench.now, WaitMax::Set(WAIT_MAX));
+    }
+    assert!(bench.own.take().is_empty());
 }
 
 #[test]
