@@ -467,9 +467,9 @@ impl Backing {
     }
 
     /// Creates the backing of a disk in standby, which migrates from another host. `own` is the
-    /// disk's backing, opened without its lock. `wait_max` is how long reads in standby wait for the
-    /// other host, until [`set_wait_max`](Self::set_wait_max) changes it. The module `handover`
-    /// describes it.
+    /// disk's backing, opened without its lock. `wait_max` is how long reads in standby wait for
+    /// the other host, until [`set_wait_max`](Self::set_wait_max) changes it. The module `handover`
+    /// describes the phases.
     pub fn handover(own: Backing, wait_max: Duration) -> Backing {
         assert!(own.tokens.is_none(), "it is not attached yet");
         Backing::monitored(Box::new(handover::Handover::new(own.driver, wait_max)), own.monitor)

@@ -10,9 +10,9 @@
 //! If the cache has no dirty data, hob then invalidates its journal on flash, and saves that the
 //! cache is clean: the disk may move back to this host without a decision of an operator. A cache
 //! with dirty data keeps its journal, because only an operator may discard dirty data. The disk
-//! goes offline, and the daemon tries to open it every few seconds. An attempt succeeds after the other program
-//! has ended, and the cache then starts empty. With dirty data the disk stays offline until that
-//! data is discarded.
+//! goes offline, and the daemon tries to open it every few seconds. An attempt succeeds after the
+//! other program has ended, and the cache then starts empty. With dirty data the disk stays offline
+//! until that data is discarded.
 
 use std::time::Duration;
 

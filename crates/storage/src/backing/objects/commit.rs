@@ -85,7 +85,7 @@ impl Disk {
     }
 
     /// Waits for a limited time until all deletions are done.
-    async fn deleted(&self) -> bool {
+    pub(super) async fn deleted(&self) -> bool {
         let deadline = tokio::time::Instant::now() + DELETED_MAX;
         while self.deletions.load(Ordering::Relaxed) > 0 {
             if tokio::time::Instant::now() > deadline {
@@ -187,7 +187,8 @@ impl Disk {
     async fn publish(self: &Arc<Self>, point: u64, after: After) -> Result<(), StoreError> {
         let pages = self.renew_pages().await?;
         let (mut manifest, mut garbage) = {
-            let state = self.state();
+            let state = &mut *self.state();
+            state.published = state.given;
             let changes = match &pages {
                 Some(_) => Vec::new(),
                 None => state.changed.iter().map(|index| (*index, state.map.get(*index))).collect(),

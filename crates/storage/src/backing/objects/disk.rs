@@ -71,6 +71,9 @@ pub(super) struct State {
     pub(super) committing: bool,
     /// Number of generations of this epoch that were assigned.
     pub(super) given: u64,
+    /// Value of `given` when the newest manifest was built, even if its creation failed or had no
+    /// reply. No manifest names a later generation of this epoch.
+    pub(super) published: u64,
     /// Objects that are unreferenced after the next manifest.
     pub(super) garbage: BTreeSet<Name>,
     /// Number of changes since the disk was opened. `committed` is the number of these changes that
@@ -381,7 +384,11 @@ impl Disk {
             (layer, state.map.get(index))
         };
         let mut made = Generation::ABSENT;
-        let result = self.put_object(index, &layer, base, &mut made).await;
+        let mut result = self.put_object(index, &layer, base, &mut made).await;
+        if matches!(result, Err(StoreError::NoSpace(_))) && self.has_freed_space().await {
+            self.state().note_failed_put(index, std::mem::take(&mut made));
+            result = self.put_object(index, &layer, base, &mut made).await;
+        }
         let mut state = self.state();
         let layer = state.writing.remove(&index).expect("it is on its way");
         match result {
@@ -392,11 +399,7 @@ impl Disk {
                 Ok(())
             }
             Err(error) => {
-                if !made.is_absent() {
-                    // The object may exist, or appear later.
-                    state.garbage.insert(Name::Data(index, made));
-                    state.leftovers = true;
-                }
+                state.note_failed_put(index, made);
                 state.missed |= error == StoreError::Absent;
                 state.take_back(index, &layer);
                 drop(state);
@@ -467,7 +470,32 @@ impl Disk {
         (state.changes == state.committed).then_some(state.content)
     }
 
-    /// Deletes unreferenced objects in the background, after a manifest is durable.
+    /// Deletes objects that no manifest names whenever the object store is full, until the future
+    /// is dropped.
+    pub(super) async fn free_when_full(self: &Arc<Self>) {
+        loop {
+            self.store.filled().await;
+            self.delete_unpublished();
+        }
+    }
+
+    /// Deletes objects that no manifest names, because the object store is full. Returns true if
+    /// objects were deleted, or if deletions of another call were in progress.
+    async fn has_freed_space(self: &Arc<Self>) -> bool {
+        self.delete_unpublished();
+        let is_freeing = self.deletions.load(Ordering::Relaxed) > 0;
+        is_freeing && self.deleted().await
+    }
+
+    /// Begins to delete the unreferenced objects that no manifest names. The other unreferenced
+    /// objects are needed until the next manifest is durable.
+    fn delete_unpublished(self: &Arc<Self>) {
+        let names = self.state().take_unpublished(self.epoch);
+        self.forget(names);
+    }
+
+    /// Deletes unreferenced objects in the background, after a manifest is durable or if no
+    /// manifest names them.
     pub(super) fn forget(self: &Arc<Self>, names: Vec<Name>) {
         if names.is_empty() {
             return;
@@ -569,6 +597,29 @@ impl State {
             Some((_, newer)) => newer.put_under(layer),
             None => _ = self.dirty.insert(index, (0, Layer::clone(layer))),
         }
+    }
+
+    /// Records an object whose put failed; [`Generation::ABSENT`] if there was no put. The object
+    /// may exist, or appear later.
+    fn note_failed_put(&mut self, index: u64, made: Generation) {
+        if !made.is_absent() {
+            self.garbage.insert(Name::Data(index, made));
+            self.leftovers = true;
+        }
+    }
+
+    /// Removes from `garbage` the objects that no manifest names, and returns them. A manifest
+    /// whose creation had no reply may appear later, so its objects are not among them.
+    fn take_unpublished(&mut self, epoch: u64) -> Vec<Name> {
+        let is_unpublished = |name: &Name| match name {
+            Name::Data(_, made) | Name::Page(_, made) => {
+                made.epoch() == epoch && made.count() > self.published
+            }
+            Name::Manifest(_) => false,
+        };
+        let names: Vec<Name> = self.garbage.iter().copied().filter(is_unpublished).collect();
+        names.iter().for_each(|name| _ = self.garbage.remove(name));
+        names
     }
 
     pub(super) fn next_generation(&mut self, epoch: u64) -> Generation {

@@ -70,6 +70,11 @@ impl Generation {
         self.0 >> COUNT_BITS
     }
 
+    /// Returns the number of this generation within its epoch, from 1.
+    pub(super) fn count(self) -> u64 {
+        self.0 & ((1 << COUNT_BITS) - 1)
+    }
+
     pub(super) fn is_absent(self) -> bool {
         self == Generation::ABSENT
     }

@@ -291,6 +291,14 @@ fn says_denied(reply: &str) -> bool {
     ["401 Unauthorized", "403 Forbidden"].iter().any(|it| reply.contains(&format!("status code: {it}")))
 }
 
+/// Returns true if the store refused an object because its space or a quota is used up. The codes
+/// are those of Ceph's RADOS Gateway and of MinIO.
+fn says_full(reply: &str) -> bool {
+    let codes = ["QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"];
+    reply.contains("status code: 507 Insufficient Storage")
+        || codes.iter().any(|code| reply.contains(&format!("<Code>{code}</Code>")))
+}
+
 /// Converts an error of the `object_store` crate to a [`StoreError`].
 fn understand(error: &Error) -> StoreError {
     let mut cause = error.source();
@@ -307,6 +315,7 @@ fn understand(error: &Error) -> StoreError {
         }
     }
     match error {
+        _ if says_full(&error.to_string()) => StoreError::Full(error.to_string()),
         Error::NotFound { .. } if says_no_bucket(&error.to_string()) => {
             StoreError::Failed(format!("the bucket does not exist, or its storage is not mounted: {error}"))
         }
@@ -335,6 +344,19 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let mode = std::fs::metadata(directory).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode, DIRECTORY_MODE, "{}", directory.display());
+    }
+
+    #[test]
+    fn replies_of_full_stores_are_recognized() {
+        let reply = |text: &str| Error::Generic { store: "S3", source: text.to_owned().into() };
+        for full in [
+            "Server returned non-2xx status code: 507 Insufficient Storage: ",
+            "Server returned non-2xx status code: 403 Forbidden: <Error><Code>QuotaExceeded</Code></Error>",
+        ] {
+            assert!(matches!(understand(&reply(full)), StoreError::Full(_)), "{full}");
+        }
+        let busy = "Server returned non-2xx status code: 503 Service Unavailable: <Code>SlowDown</Code>";
+        assert!(matches!(understand(&reply(busy)), StoreError::Failed(_)));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::format::{Name, is_intact_manifest};
@@ -33,6 +33,10 @@ pub(super) enum StoreError {
     /// The object store has no space left. The text is the store's own reason.
     #[error("the object store is full: {0}")]
     NoSpace(String),
+    /// The object store refused a put, because its space or a quota is used up. A retry succeeds
+    /// when objects were deleted.
+    #[error("the object store is full: {0}")]
+    Full(String),
     /// The object store refused the call, and retrying is useless.
     #[error("the object store refused the request: {0}")]
     Refused(String),
@@ -98,6 +102,8 @@ pub(super) struct RetryingStore {
     gets: Semaphore,
     /// Whether the object store has accepted the credentials before.
     has_worked: AtomicBool,
+    /// Notified when the object store refuses a put because it is full.
+    full: Notify,
     /// Reports outages of the object store; `None` if the disk is not a backing.
     outage: Option<StoreOutage>,
 }
@@ -109,6 +115,7 @@ impl RetryingStore {
             wait_ms: AtomicU64::new(0),
             gets: Semaphore::new(GETS_MAX),
             has_worked: AtomicBool::new(false),
+            full: Notify::new(),
             outage: None,
         };
         patient.set_wait(wait_max);
@@ -129,11 +136,16 @@ impl RetryingStore {
     fn report<T>(&self, kind: CallKind, began: Instant, result: &Result<T, StoreError>) {
         let Some(outage) = &self.outage else { return };
         match result {
-            Err(StoreError::Failed(error) | StoreError::Denied(error)) => {
+            Err(StoreError::Failed(error) | StoreError::Denied(error) | StoreError::Full(error)) => {
                 outage.note_failure(kind, began, error);
             }
             _ => outage.note_answer(kind),
         }
+    }
+
+    /// Waits until the object store refuses a put because it is full. hob repeats this put.
+    pub(super) async fn filled(&self) {
+        self.full.notified().await;
     }
 
     /// Sets how long calls wait for a store that does not answer, including calls in progress.
@@ -274,8 +286,13 @@ impl RetryingStore {
             let result = timeout((ATTEMPT_MIN + moving).min(left), attempt()).await;
             let result = result.unwrap_or_else(|_| Err(no_answer()));
             self.report(kind, begun, &result);
+            let is_full = matches!(result, Err(StoreError::Full(_)));
             let error = match result {
                 Err(StoreError::Failed(error)) => error,
+                Err(StoreError::Full(error)) => {
+                    self.full.notify_one();
+                    error
+                }
                 Err(StoreError::Denied(error)) if self.has_worked.load(Ordering::Relaxed) => error,
                 result => {
                     self.has_worked.fetch_or(result.is_ok(), Ordering::Relaxed);
@@ -284,7 +301,7 @@ impl RetryingStore {
             };
             if Instant::now() + pause >= deadline {
                 tracing::warn!("{what}: the object store failed, and hob stops retrying: {error}");
-                return Err(StoreError::Failed(error));
+                return Err(if is_full { StoreError::NoSpace(error) } else { StoreError::Failed(error) });
             }
             tracing::debug!("{what}: the object store failed; retrying: {error}");
             sleep(pause).await;

@@ -6,6 +6,7 @@
 
 mod crashes;
 mod fake;
+mod full;
 mod golden;
 mod model;
 mod owners;

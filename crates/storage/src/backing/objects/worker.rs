@@ -198,6 +198,8 @@ async fn serve(disk: Arc<Disk>, completions: Arc<CompletionQueue>, mut inbox: Un
     let mut seen = 0;
     let sweeper = disk.clone();
     let sweep = tokio::spawn(async move { sweeper.sweep().await });
+    let cleaner = disk.clone();
+    let free = tokio::spawn(async move { cleaner.free_when_full().await });
     let mut jobs = JoinSet::new();
     loop {
         tokio::select! {
@@ -240,6 +242,7 @@ async fn serve(disk: Arc<Disk>, completions: Arc<CompletionQueue>, mut inbox: Un
             this host still runs"
         ),
     }
+    free.abort();
     disk.here.iter().for_each(Here::leave);
     completions.closed.store(true, Ordering::Release);
     completions.ring();

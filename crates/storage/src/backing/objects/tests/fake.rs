@@ -19,6 +19,8 @@ pub(super) struct Shop(Arc<Mutex<Stock>>);
 struct Stock {
     objects: BTreeMap<Name, Bytes>,
     puts: u64,
+    /// Maximum number of objects with data, and the error for puts of further ones.
+    data_max: Option<(usize, StoreError)>,
 }
 
 /// When a client fails.
@@ -89,6 +91,11 @@ impl Shop {
         self.stock().objects.insert(name, bytes.into());
     }
 
+    /// Refuses puts of data with this error while the store has this number of objects with data.
+    pub(super) fn limit_data(&self, objects: usize, error: StoreError) {
+        self.stock().data_max = Some((objects, error));
+    }
+
     pub(super) fn remove(&self, name: Name) -> Bytes {
         self.stock().objects.remove(&name).expect("it was there")
     }
@@ -131,6 +138,11 @@ impl Shop {
         stock.puts += 1;
         if how == Put::IfAbsent && stock.objects.contains_key(&name) {
             return Err(StoreError::Present);
+        }
+        if let (Name::Data(..), Some((most, error))) = (name, &stock.data_max)
+            && stock.objects.keys().filter(|name| matches!(name, Name::Data(..))).count() >= *most
+        {
+            return Err(error.clone());
         }
         stock.objects.insert(name, bytes);
         Ok(())
