@@ -18,6 +18,10 @@ pub const STEP_MAX: Duration = Duration::from_secs(240);
 const SIZE: &str = "32M";
 /// Size of the images in bytes.
 pub const SIZE_BYTES: u64 = 32 * MIB;
+/// Name of the image that [`Stage::end`] checks.
+pub const IMAGE: &str = "disk.img";
+/// QEMU's options of the guest's device `vda`, for the block node or drive `vda`.
+pub const VDA: &str = "virtio-blk-pci,drive=vda,id=vda";
 /// The guest's device in QEMU.
 const DEVICE: &str = "/machine/peripheral/vda/virtio-backend";
 
@@ -64,6 +68,13 @@ impl Stage {
         let node = format!("driver={format},node-name=image,file=image-file");
         let device = "virtio-blk-pci,drive=image,id=vda";
         self.start_with(&["-blockdev", &file_node, "-blockdev", &node, "-device", device])
+    }
+
+    /// Starts a VM whose disk `vda` is given by `-drive`. `file` is a path or URI.
+    #[track_caller]
+    pub fn start_drive(&self, file: &str, format: &str) -> Process {
+        let drive = format!("if=none,id=vda,file={file},format={format},discard=unmap");
+        self.start_with(&["-drive", &drive, "-device", VDA])
     }
 
     /// Starts a VM with these options of QEMU.
@@ -203,6 +214,28 @@ impl Stage {
     pub fn assert_has_no_disk(&self) {
         let disks = self.daemon.ctl(&["disk", "list"]);
         assert!(!disks.contains("web-"), "{disks}");
+    }
+
+    /// Returns true if the disk `vda` has a record.
+    #[must_use]
+    pub fn has_record(&self) -> bool {
+        self.scratch.path("records/web-vda.json").exists()
+    }
+
+    /// Checks that the VM runs with the image [`IMAGE`], and that hob has neither the disk nor a
+    /// record. Then writes to the disk, ends the VM, and checks the image.
+    #[track_caller]
+    pub fn end(&self, vm: Process, format: &str) {
+        self.assert_has_no_disk();
+        let nodes = self.ask("query-named-block-nodes", json!({ "flat": true })).to_string();
+        assert!(nodes.contains(IMAGE) && !nodes.contains("\"drv\":\"nbd\""), "{nodes}");
+        assert_eq!(self.ask("query-status", json!({}))["status"], "running");
+        self.write(2);
+        self.quit(vm);
+        let read = ["-f", format, "-c", "read -P 2 0 1M", &self.scratch.text(IMAGE)];
+        let said = Tool::new("qemu-io").args(read).run();
+        assert!(!said.contains("verification failed"), "{said}");
+        assert!(!self.has_record());
     }
 }
 

@@ -16,6 +16,7 @@ pub mod freezer;
 pub mod guest;
 pub mod hob;
 pub mod hosts;
+pub mod libvirt;
 pub mod load;
 pub mod mounts;
 pub mod nbd_client;

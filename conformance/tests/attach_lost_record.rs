@@ -6,15 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::{fs, io, thread};
 
-use conformance::Tool;
-use conformance::attach_stage::Stage;
-use conformance::process::Process;
-use serde_json::json;
-
-/// Name of the image.
-const IMAGE: &str = "disk.img";
-/// Name of the guest's device for `-drive`.
-const DEVICE: &str = "virtio-blk-pci,drive=vda,id=vda";
+use conformance::attach_stage::{IMAGE, Stage, VDA};
 
 /// Attaches the disk of a running VM, writes to the disk, and deletes the record.
 #[track_caller]
@@ -29,34 +21,14 @@ fn lose_the_record(stage: &Stage) {
     fs::remove_file(stage.scratch.path("records/web-vda.json")).expect("a record");
 }
 
-/// Checks that the VM runs with its image, and that hob does not have the disk. Then ends the VM, and
-/// checks the image.
-#[track_caller]
-fn end(stage: &Stage, vm: Process, format: &str) {
-    stage.assert_has_no_disk();
-    let nodes = stage.ask("query-named-block-nodes", json!({ "flat": true })).to_string();
-    assert!(nodes.contains(IMAGE) && !nodes.contains("\"drv\":\"nbd\""), "{nodes}");
-    assert_eq!(stage.ask("query-status", json!({}))["status"], "running");
-    stage.write(2);
-    stage.quit(vm);
-    let read = ["-f", format, "-c", "read -P 2 0 1M", &stage.scratch.text(IMAGE)];
-    let said = Tool::new("qemu-io").args(read).run();
-    assert!(!said.contains("verification failed"), "{said}");
-    assert!(!stage.scratch.path("records/web-vda.json").exists());
-}
-
 #[test]
 fn an_attached_disk_without_a_record_is_detached() {
     let stage = Stage::new();
     for (format, is_drive) in [("raw", false), ("qcow2", false), ("raw", true), ("qcow2", true)] {
         stage.image(IMAGE, format, &[]);
-        let image = stage.scratch.text(IMAGE);
         let vm = match is_drive {
             false => stage.start(IMAGE, format, ""),
-            true => {
-                let drive = format!("if=none,id=vda,file={image},format={format},discard=unmap");
-                stage.start_with(&["-drive", &drive, "-device", DEVICE])
-            }
+            true => stage.start_drive(&stage.scratch.text(IMAGE), format),
         };
         attach_and_lose_the_record(&stage);
         let said = stage.refused("attach", &[]);
@@ -65,10 +37,10 @@ fn an_attached_disk_without_a_record_is_detached() {
         assert!(said.contains(" web-vda'") && said.contains("name it"), "{format} {is_drive}: {said}");
         let output = stage.run("detach", &["vda", "--dry-run"]);
         assert!(output.stderr.contains("open the image in QEMU"), "{format} {is_drive}: {}", output.all());
-        assert!(!stage.scratch.path("records/web-vda.json").exists(), "a dry run writes no record");
+        assert!(!stage.has_record(), "a dry run writes no record");
         let output = stage.run("detach", &["vda"]);
         assert!(output.stderr.contains("hob has no record of this attachment"), "{}", output.all());
-        end(&stage, vm, format);
+        stage.end(vm, format);
     }
 }
 
@@ -81,9 +53,9 @@ fn a_detachment_without_a_record_can_be_killed() {
         let vm = stage.start(IMAGE, "qcow2", "");
         attach_and_lose_the_record(&stage);
         assert!(stage.killed_after_with("detach", &["vda"], step), "the command has only {step} steps");
-        assert!(stage.scratch.path("records/web-vda.json").exists());
+        assert!(stage.has_record());
         stage.run("detach", &[]);
-        end(&stage, vm, "qcow2");
+        stage.end(vm, "qcow2");
     }
 }
 
@@ -100,7 +72,7 @@ fn a_disk_of_the_vms_start_without_a_record_is_detached() {
         "driver=nbd,node-name=started,server.type=unix,server.path={socket},export=web-vda,reconnect-delay=300"
     );
     let format = "driver=raw,node-name=vda,file=started,discard=unmap";
-    let vm = stage.start_with(&["-blockdev", &node, "-blockdev", format, "-device", DEVICE]);
+    let vm = stage.start_with(&["-blockdev", &node, "-blockdev", format, "-device", VDA]);
     stage.write(1);
     lose_the_record(&stage);
     let said = stage.refused("detach", &[]);
@@ -109,7 +81,7 @@ fn a_disk_of_the_vms_start_without_a_record_is_detached() {
     let said = stage.refused("detach", &["vdb"]);
     assert!(said.contains("no such disk of"), "{said}");
     stage.run("detach", &["web-vda"]);
-    end(&stage, vm, "raw");
+    stage.end(vm, "raw");
 }
 
 /// Forwards QMP connections, so that the VM has a second name. The process at this socket is the test.
@@ -159,7 +131,7 @@ fn a_disk_of_another_process_is_not_detached() {
     let disk = stage.daemon.json(&["disk", "show", "web-vda"]);
     assert_eq!(disk["cache"]["mode"], "write-back", "{disk}");
     stage.run("detach", &["vda"]);
-    end(&stage, vm, "raw");
+    stage.end(vm, "raw");
 }
 
 #[test]

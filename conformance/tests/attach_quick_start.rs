@@ -9,7 +9,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use conformance::{Scratch, Tool};
+use conformance::Scratch;
+use conformance::libvirt::{domain, qcow2_disk, script_in_namespaces};
 
 /// Maximum time from the first command to the cached domain, seconds.
 const CACHED_S_MAX: u64 = 120;
@@ -31,27 +32,6 @@ fn commands(page: &str, flash: &str) -> Vec<String> {
     lines[..=last].iter().map(with_file).collect()
 }
 
-/// Returns a domain with a qcow2 image.
-fn domain(image: &str) -> String {
-    format!(
-        "<domain type='qemu'>
-  <name>web</name>
-  <memory unit='MiB'>64</memory>
-  <vcpu>1</vcpu>
-  <os><type arch='x86_64' machine='pc'>hvm</type></os>
-  <devices>
-    <emulator>/usr/bin/qemu-system-x86_64</emulator>
-    <disk type='file' device='disk'>
-      <driver name='qemu' type='qcow2' cache='none' discard='unmap'/>
-      <source file='{image}'/>
-      <target dev='vda' bus='virtio'/>
-    </disk>
-  </devices>
-</domain>
-"
-    )
-}
-
 #[test]
 fn a_new_user_caches_a_domain_in_under_two_minutes() {
     let package = std::env::var("HOB_DEB");
@@ -65,14 +45,9 @@ fn a_new_user_caches_a_domain_in_under_two_minutes() {
     assert!(commands.iter().any(|command| command == "hob attach libvirt:web"), "{commands:?}");
 
     fs::write(scratch.path("commands"), commands.join("\n") + "\n").expect("a file");
-    fs::write(scratch.path("domain.xml"), domain(&scratch.text("image.qcow2"))).expect("a file");
-    for program in ["apt-get", "libvirtd", "virsh", "qemu-img"] {
-        // Panics with the name of a program that is missing.
-        drop(Tool::new(program));
-    }
-    let output = Tool::new("unshare")
-        .args(["--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh"])
-        .arg(sources.join("tests/libvirt/quick_start.sh"))
+    fs::write(scratch.path("domain.xml"), domain(&qcow2_disk(&scratch.text("image.qcow2")))).expect("a file");
+    let script = sources.join("tests/libvirt/quick_start.sh");
+    let output = script_in_namespaces(&script, &[], &["apt-get", "libvirtd", "virsh", "qemu-img"])
         .arg(scratch.text(""))
         .arg(package)
         .limit(TEST_MAX)

@@ -1,13 +1,9 @@
 //! `hob detach` for a running VM that was started with hob's disk, after an earlier attachment. The VMs
 //! have no operating system. Each write goes through the guest's device.
 
-use conformance::Tool;
-use conformance::attach_stage::Stage;
+use conformance::attach_stage::{IMAGE, Stage, VDA};
 use conformance::process::Process;
 use serde_json::json;
-
-/// Name of the image.
-const IMAGE: &str = "disk.img";
 
 /// QEMU's options for hob's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,12 +22,10 @@ enum Given {
 /// disk.
 #[track_caller]
 fn start_with_hob(stage: &Stage, given: Given, format: &str) -> Process {
-    let device = "virtio-blk-pci,drive=vda,id=vda";
-    let drive = |file: &str| format!("if=none,id=vda,file={file},format={format},discard=unmap");
     let (image, socket) = (stage.scratch.text(IMAGE), stage.scratch.text("nbd.sock"));
     stage.image(IMAGE, format, &[]);
     let vm = match given {
-        Given::Drive => stage.start_with(&["-drive", &drive(&image), "-device", device]),
+        Given::Drive => stage.start_drive(&image, format),
         _ => stage.start(IMAGE, format, ""),
     };
     stage.run("attach", &["--size", "16M", "--mode", "write-back"]);
@@ -42,41 +36,19 @@ fn start_with_hob(stage: &Stage, given: Given, format: &str) -> Process {
     let vm = match given {
         Given::Nodes => {
             let format = format!("driver={format},node-name=vda,file=started,discard=unmap");
-            stage.start_with(&["-blockdev", &node, "-blockdev", &format, "-device", device])
+            stage.start_with(&["-blockdev", &node, "-blockdev", &format, "-device", VDA])
         }
         Given::Inline => {
             let inline: Vec<String> = nbd.split(',').map(|option| format!("file.{option}")).collect();
             let inline = inline.join(",");
             let node = format!("driver={format},node-name=vda,discard=unmap,file.driver=nbd,{inline}");
-            stage.start_with(&["-blockdev", &node, "-device", device])
+            stage.start_with(&["-blockdev", &node, "-device", VDA])
         }
-        Given::Root => stage.start_with(&["-blockdev", &node.replace("started", "vda"), "-device", device]),
-        Given::Drive => {
-            let uri = format!("nbd+unix:///web-vda?socket={socket}");
-            stage.start_with(&["-drive", &drive(&uri), "-device", device])
-        }
+        Given::Root => stage.start_with(&["-blockdev", &node.replace("started", "vda"), "-device", VDA]),
+        Given::Drive => stage.start_drive(&format!("nbd+unix:///web-vda?socket={socket}"), format),
     };
     stage.write(1);
     vm
-}
-
-/// Checks that the VM runs with its image, and that hob does not have the disk. Then ends the VM, and
-/// checks the image.
-#[track_caller]
-fn end(stage: &Stage, vm: Process, format: &str) {
-    stage.assert_has_no_disk();
-    let nodes = stage.ask("query-named-block-nodes", json!({ "flat": true })).to_string();
-    assert!(nodes.contains(IMAGE) && !nodes.contains("\"drv\":\"nbd\""), "{nodes}");
-    assert_eq!(stage.ask("query-status", json!({}))["status"], "running");
-    stage.write(2);
-    stage.quit(vm);
-    let read = ["-f", format, "-c", "read -P 2 0 1M", &stage.scratch.text(IMAGE)];
-    let said = Tool::new("qemu-io").args(read).run();
-    assert!(!said.contains("verification failed"), "{said}");
-}
-
-fn is_recorded(stage: &Stage) -> bool {
-    stage.scratch.path("records/web-vda.json").exists()
 }
 
 #[track_caller]
@@ -107,7 +79,7 @@ fn a_vm_that_was_started_with_hobs_disk_is_detached_while_it_runs() {
             "{given:?} {format}: {}",
             output.all()
         );
-        end(&stage, vm, format);
+        stage.end(vm, format);
     }
 }
 
@@ -123,10 +95,10 @@ fn a_detachment_that_is_killed_at_any_step_is_continued_or_undone() {
                 stage.run("attach", &[]);
                 assert_cached(&stage);
             }
-            if is_recorded(&stage) {
+            if stage.has_record() {
                 stage.run("detach", &[]);
             }
-            end(&stage, vm, "raw");
+            stage.end(vm, "raw");
             if !is_killed {
                 assert!(step > 5, "{given:?}: the command has only {step} steps");
                 break;
@@ -155,5 +127,5 @@ fn a_detachment_without_the_image_changes_nothing() {
 
     std::fs::rename(&renamed, &path).unwrap();
     stage.run("detach", &[]);
-    end(&stage, vm, "raw");
+    stage.end(vm, "raw");
 }

@@ -8,8 +8,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use conformance::Scratch;
 use conformance::hob::binary;
-use conformance::{Scratch, Tool};
+use conformance::libvirt::script_in_namespaces;
 
 /// Maximum time of the test on busy processors and a slow network.
 const TEST_MAX: Duration = Duration::from_secs(900);
@@ -21,14 +22,9 @@ fn an_unprivileged_user_builds_the_container_image_and_its_daemon_is_healthy() {
     std::fs::create_dir_all(&binary_dir).unwrap();
     let with_features = std::env::var_os("HOB_FEATURES_BIN").map(PathBuf::from);
     std::fs::copy(with_features.clone().unwrap_or_else(binary), binary_dir.join("hob")).unwrap();
-    for program in ["buildah", "mmdebstrap", "newuidmap"] {
-        // Names a missing program.
-        drop(Tool::new(program));
-    }
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
-    let output = Tool::new("unshare")
-        .args(["--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh"])
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/container/host.sh"))
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/container/host.sh");
+    let output = script_in_namespaces(&script, &[], &["buildah", "mmdebstrap", "newuidmap"])
         .arg(scratch.text(""))
         .arg(sources)
         .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("debian.tar"))

@@ -6,10 +6,12 @@
 mod kills;
 
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::Duration;
 
 use conformance::guest::cores;
 use conformance::hob::binary;
+use conformance::libvirt::{domain, qcow2_disk, script_in_namespaces};
 use conformance::process::Output;
 use conformance::{Authority, Scratch, Tool};
 
@@ -21,37 +23,14 @@ const PAUSE_MS_MAX: u64 = 100;
 /// stall in some of the pauses.
 const BUSY_PAUSE_MS_MAX: u64 = 2000;
 
-/// Returns a domain with this XML element as its disk.
-fn domain(disk: &str) -> String {
-    format!(
-        "<domain type='qemu'>
-  <name>web</name>
-  <memory unit='MiB'>64</memory>
-  <vcpu>1</vcpu>
-  <os><type arch='x86_64' machine='pc'>hvm</type></os>
-  <devices>
-    <emulator>/usr/bin/qemu-system-x86_64</emulator>
-    {disk}
-  </devices>
-</domain>
-"
-    )
-}
-
 /// Returns a call of a script of tests/libvirt in namespaces of its own. All its processes end with the
 /// script.
 #[track_caller]
 fn script(scratch: &Scratch, namespaces: &[&str], script: &str, args: &[&str]) -> Tool {
     symlink(binary(), scratch.path("hob")).unwrap();
-    for program in ["libvirtd", "virsh"] {
-        // Panics with the name of a program that is missing.
-        drop(Tool::new(program));
-    }
-    let script = format!("{}/tests/libvirt/{script}", env!("CARGO_MANIFEST_DIR"));
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/libvirt").join(script);
     let path = format!("{}:{}", scratch.text(""), std::env::var("PATH").unwrap_or_default());
-    Tool::new("unshare")
-        .args(namespaces)
-        .args(["--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", &script])
+    script_in_namespaces(&script, namespaces, &["libvirtd", "virsh"])
         .arg(scratch.text(""))
         .args(args)
         .env("PATH", path)
@@ -77,14 +56,7 @@ fn a_domain_is_attached_and_detached_and_its_definition_is_restored() {
     let scratch = Scratch::new();
     // QEMU is not root in this test.
     scratch.write_config(config(&scratch) + "socket_group = \"kvm\"\nsocket_mode = \"0660\"\n");
-    let disk = format!(
-        "<disk type='file' device='disk'>
-      <driver name='qemu' type='qcow2' cache='none' discard='unmap'/>
-      <source file='{}'/>
-      <target dev='vda' bus='virtio'/>
-    </disk>",
-        scratch.text("image.qcow2")
-    );
+    let disk = qcow2_disk(&scratch.text("image.qcow2"));
     std::fs::write(scratch.path("domain.xml"), domain(&disk)).unwrap();
     let output = run(&scratch, &[], "attach.sh", &[]);
     let pauses: Vec<u64> = output

@@ -9,6 +9,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::{shell, suite};
 
+/// Number of test files that run at the same time. A test file uses half a processor on average:
+/// daemons, guests and a browser, whose figures the test waits for.
+const FILES_AT_ONCE: u32 = 2;
+
 /// Runs all dashboard checks against hob without optional features.
 pub(crate) fn run() -> Result<()> {
     let dir = shell::root().join("dashboard");
@@ -25,7 +29,8 @@ pub(crate) fn run() -> Result<()> {
     let out = fresh.to_string_lossy().into_owned();
     shell::run(&mut at("node", &["build.mjs", "--out", &out]))?;
     compare(&fresh, &dir.join("dist"))?;
-    let mut tests = at("node", &["--test", "--test-concurrency=1", "--test-reporter=spec"]);
+    let at_once = format!("--test-concurrency={FILES_AT_ONCE}");
+    let mut tests = at("node", &["--test", &at_once, "--test-reporter=spec"]);
     for file in test_files(&dir.join("tests"))? {
         tests.arg(format!("tests/{file}"));
     }

@@ -102,7 +102,8 @@ fn processor_time(child: &Child) -> Duration {
 pub struct Queue<'a> {
     /// The executables, in the order in which they start.
     pub executables: &'a [Executable],
-    /// Number of executables of this queue that run at the same time.
+    /// Number of executables of this queue that run at the same time, without those that threads of
+    /// earlier queues start.
     pub at_once: usize,
 }
 
@@ -139,9 +140,10 @@ pub fn run(
     run_queues(&[Queue { executables, at_once }], arguments, environment)
 }
 
-/// Runs the executables of all queues, each queue beside the others. Prints the output of each
-/// executable as one block when the executable ends, and a total at the end. The error has the
-/// failed tests and their messages.
+/// Runs the executables of all queues, each queue beside the others. If all executables of a queue
+/// have started, its threads start those of the next queues. Prints the output of each executable
+/// as one block when the executable ends, and a total at the end. The error has the failed tests
+/// and their messages.
 ///
 /// Tests that failed only because a limit of time passed run once more afterwards, without the other
 /// executables: a busy machine can delay everything, so such a failure does not prove a fault of
@@ -152,9 +154,13 @@ pub fn run_queues(queues: &[Queue<'_>], arguments: &[&str], environment: &[(&str
     let next: Vec<AtomicUsize> = queues.iter().map(|_| AtomicUsize::new(0)).collect();
     thread::scope(|scope| {
         let ended = &ended;
-        for (queue, next) in queues.iter().zip(&next) {
+        for (first, queue) in queues.iter().enumerate() {
+            let own_and_next = queues[first..].iter().zip(&next[first..]);
             for _ in 0..queue.at_once {
-                scope.spawn(move || queue.work(next, arguments, environment, ended));
+                let own_and_next = own_and_next.clone();
+                scope.spawn(move || {
+                    own_and_next.for_each(|(queue, next)| queue.work(next, arguments, environment, ended));
+                });
             }
         }
     });
@@ -317,19 +323,32 @@ mod tests {
         Executable { name: name.into(), path, package: dir.into() }
     }
 
-    /// Each script waits for the other one, so both succeed only if they run at the same time.
-    #[test]
-    fn queues_run_beside_each_other() {
-        let dir = tempfile::tempdir().unwrap();
-        let waiting = |name: &str, other: &str| {
+    /// Returns two scripts, each of which waits for the other one. Both succeed only if they run at
+    /// the same time.
+    fn waiting(dir: &Path) -> [Executable; 2] {
+        [("one", "other"), ("other", "one")].map(|(name, other)| {
             let text = format!(
                 "#!/bin/sh\n: > {name}.runs\nn=0\nuntil [ -e {other}.runs ]; do\n  sleep 0.1\n  \
                  n=$((n+1))\n  [ $n -lt 600 ] || exit 1\ndone\n"
             );
-            script(dir.path(), name, &text)
-        };
-        let (one, other) = ([waiting("one", "other")], [waiting("other", "one")]);
-        let queues = [&one, &other].map(|executables| Queue { executables, at_once: 1 });
+            script(dir, name, &text)
+        })
+    }
+
+    #[test]
+    fn queues_run_beside_each_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let scripts = waiting(dir.path());
+        let queues = [&scripts[..1], &scripts[1..]].map(|executables| Queue { executables, at_once: 1 });
+        run_queues(&queues, &[], &[]).unwrap();
+    }
+
+    #[test]
+    fn the_thread_of_an_empty_queue_helps_with_the_next_queue() {
+        let dir = tempfile::tempdir().unwrap();
+        let scripts = waiting(dir.path());
+        let none: [Executable; 0] = [];
+        let queues = [&none[..], &scripts[..]].map(|executables| Queue { executables, at_once: 1 });
         run_queues(&queues, &[], &[]).unwrap();
     }
 

@@ -11,8 +11,9 @@ use anyhow::{Context, Result, bail};
 use crate::executables::{self, Executable, Queue};
 use crate::shell;
 
-/// Number of black-box test files that run at the same time, beside one of [`EMULATED`]. Such a file
-/// uses half a processor on average: most tests wait for processes and sockets.
+/// Number of black-box test files that run at the same time, beside one of [`EMULATED`], or one more
+/// after the last of those. Such a file uses half a processor on average: most tests wait for
+/// processes and sockets.
 pub(crate) const AT_ONCE: usize = 2;
 
 /// Number of test files of crates that run at the same time, in addition to one file of
@@ -21,11 +22,11 @@ const CRATES_AT_ONCE: usize = 2;
 
 /// Black-box test files in which emulated guests compute nearly all the time. One of these files runs
 /// at a time: guests of several files get too little of two processors.
-const EMULATED: [&str; 4] = ["attach", "host_device", "vhost_user", "upgrade"];
+const EMULATED: [&str; 3] = ["attach", "host_device", "vhost_user"];
 
 /// Other black-box test files that take half a minute or longer. These files start first. Otherwise
 /// the last of them would run alone at the end.
-const LONG: [&str; 17] = [
+const LONG: [&str; 18] = [
     "postgres",
     "live_migration",
     "container",
@@ -40,6 +41,7 @@ const LONG: [&str; 17] = [
     "returned_flash",
     "selftest",
     "warm_restart",
+    "upgrade",
     "libvirt",
     "attach_started",
     "bench_scaling",
@@ -223,8 +225,9 @@ pub(crate) fn against_plain(
     queues_against_plain(&[(files, at_once)], arguments, environment)
 }
 
-/// Runs lists of black-box test files against hob without optional features, each list beside the
-/// others. The number of a list is that of its files that run at the same time.
+/// Runs lists of black-box test files against hob without optional features, as
+/// [`executables::run_queues`] does. The number of a list is that of its files that run at the same
+/// time.
 fn queues_against_plain(
     lists: &[(&[&str], usize)],
     arguments: &[&str],

@@ -2,7 +2,15 @@
 
 use hob_lab::picture::Unit;
 
-use super::table::{Chart, Layout, column};
+use super::table::{Column, Layout, chart, column};
+
+// Columns of several parts.
+const IOPS: Column = column("iops", "IOPS", Unit::Count);
+const CPU: Column = column("cpu_s", "CPU per I/O", Unit::Seconds);
+const HITS: Column = column("hits", "hits", Unit::Percent);
+const MEMORY: Column = column("resident_bytes", "memory", Unit::Bytes);
+const BLOCK: Column = column("block_bytes", "block", Unit::Bytes);
+const INDEX_PER_BLOCK: Column = column("index_per_block", "index per block", Unit::Bytes);
 
 /// The forms of all parts.
 #[cfg(test)]
@@ -13,12 +21,12 @@ pub(super) static CACHE_SIZE: Layout = Layout {
     title: "Size of the cache",
     columns: &[
         column("cache_bytes", "cache", Unit::Bytes),
-        column("iops", "IOPS", Unit::Count),
-        column("cpu_s", "CPU per I/O", Unit::Seconds),
-        column("hits", "hits", Unit::Percent),
-        column("block_bytes", "block", Unit::Bytes),
-        column("resident_bytes", "memory", Unit::Bytes),
-        column("index_per_block", "index per block", Unit::Bytes),
+        IOPS,
+        CPU,
+        HITS,
+        BLOCK,
+        MEMORY,
+        INDEX_PER_BLOCK,
         column("stopped_reply_s", "stop: first reply", Unit::Seconds),
         column("stopped_recovered_s", "stop: recovered", Unit::Seconds),
         column("stopped_peak_bytes", "stop: peak memory", Unit::Bytes),
@@ -33,30 +41,20 @@ pub(super) static CACHE_SIZE: Layout = Layout {
         &["killed_reply_s", "killed_recovered_s", "killed_peak_bytes"],
     ],
     charts: &[
-        Chart {
-            file: "scaling-cache-size-iops.svg",
-            title: "IOPS by cache size",
-            axis: "IOPS",
-            keys: &["iops"],
-        },
-        Chart {
-            file: "scaling-cache-size-cpu.svg",
-            title: "CPU time per I/O by cache size",
-            axis: "CPU time of hob",
-            keys: &["cpu_s"],
-        },
-        Chart {
-            file: "scaling-cache-size-memory.svg",
-            title: "Memory by cache size",
-            axis: "memory",
-            keys: &["resident_bytes", "stopped_peak_bytes", "killed_peak_bytes"],
-        },
-        Chart {
-            file: "scaling-cache-size-restart.svg",
-            title: "Time of a restart by cache size",
-            axis: "time",
-            keys: &["stopped_reply_s", "stopped_recovered_s", "killed_reply_s", "killed_recovered_s"],
-        },
+        chart("scaling-cache-size-iops.svg", "IOPS by cache size", "IOPS", &["iops"]),
+        chart("scaling-cache-size-cpu.svg", "CPU time per I/O by cache size", "CPU time of hob", &["cpu_s"]),
+        chart(
+            "scaling-cache-size-memory.svg",
+            "Memory by cache size",
+            "memory",
+            &["resident_bytes", "stopped_peak_bytes", "killed_peak_bytes"],
+        ),
+        chart(
+            "scaling-cache-size-restart.svg",
+            "Time of a restart by cache size",
+            "time",
+            &["stopped_reply_s", "stopped_recovered_s", "killed_reply_s", "killed_recovered_s"],
+        ),
     ],
     is_log: true,
 };
@@ -66,10 +64,10 @@ pub(super) static DISKS: Layout = Layout {
     title: "Number of disks that share a pool",
     columns: &[
         column("disks", "disks", Unit::Count),
-        column("iops", "IOPS", Unit::Count),
-        column("cpu_s", "CPU per I/O", Unit::Seconds),
-        column("hits", "hits", Unit::Percent),
-        column("resident_bytes", "memory", Unit::Bytes),
+        IOPS,
+        CPU,
+        HITS,
+        MEMORY,
         column("bytes_per_disk", "memory per disk", Unit::Bytes),
         column("idle_cpu", "idle CPU", Unit::Percent),
         column("metrics_bytes", "metrics", Unit::Bytes),
@@ -82,30 +80,15 @@ pub(super) static DISKS: Layout = Layout {
         &["metrics_bytes", "metrics_s", "restart_s"],
     ],
     charts: &[
-        Chart {
-            file: "scaling-disks-iops.svg",
-            title: "IOPS by number of disks",
-            axis: "IOPS",
-            keys: &["iops"],
-        },
-        Chart {
-            file: "scaling-disks-memory.svg",
-            title: "Memory by number of disks",
-            axis: "memory",
-            keys: &["resident_bytes"],
-        },
-        Chart {
-            file: "scaling-disks-idle.svg",
-            title: "Idle CPU time by number of disks",
-            axis: "share of one CPU",
-            keys: &["idle_cpu"],
-        },
-        Chart {
-            file: "scaling-disks-metrics.svg",
-            title: "Time of /metrics by number of disks",
-            axis: "time",
-            keys: &["metrics_s"],
-        },
+        chart("scaling-disks-iops.svg", "IOPS by number of disks", "IOPS", &["iops"]),
+        chart("scaling-disks-memory.svg", "Memory by number of disks", "memory", &["resident_bytes"]),
+        chart(
+            "scaling-disks-idle.svg",
+            "Idle CPU time by number of disks",
+            "share of one CPU",
+            &["idle_cpu"],
+        ),
+        chart("scaling-disks-metrics.svg", "Time of /metrics by number of disks", "time", &["metrics_s"]),
     ],
     is_log: true,
 };
@@ -117,24 +100,19 @@ pub(super) static CONNECTIONS: Layout = Layout {
         column("connections", "connections", Unit::Count),
         column("depth", "depth of each", Unit::Count),
         column("mean_s", "mean latency", Unit::Seconds),
-        column("iops", "IOPS", Unit::Count),
-        column("cpu_s", "CPU per I/O", Unit::Seconds),
-        column("hits", "hits", Unit::Percent),
+        IOPS,
+        CPU,
+        HITS,
     ],
     tables: &[&["iops", "cpu_s", "hits"], &["depth", "mean_s"]],
     charts: &[
-        Chart {
-            file: "scaling-connections-iops.svg",
-            title: "IOPS by number of connections",
-            axis: "IOPS",
-            keys: &["iops"],
-        },
-        Chart {
-            file: "scaling-connections-cpu.svg",
-            title: "CPU time per I/O by number of connections",
-            axis: "CPU time of hob",
-            keys: &["cpu_s"],
-        },
+        chart("scaling-connections-iops.svg", "IOPS by number of connections", "IOPS", &["iops"]),
+        chart(
+            "scaling-connections-cpu.svg",
+            "CPU time per I/O by number of connections",
+            "CPU time of hob",
+            &["cpu_s"],
+        ),
     ],
     is_log: true,
 };
@@ -153,18 +131,13 @@ pub(super) static DIRTY_FRACTION: Layout = Layout {
     ],
     tables: &[&["read_iops", "write_iops", "hits"], &["read_cpu_s", "write_cpu_s", "dirty_after"]],
     charts: &[
-        Chart {
-            file: "scaling-dirty-fraction-iops.svg",
-            title: "IOPS by dirty data",
-            axis: "IOPS",
-            keys: &["read_iops", "write_iops"],
-        },
-        Chart {
-            file: "scaling-dirty-fraction-cpu.svg",
-            title: "CPU time per I/O by dirty data",
-            axis: "CPU time of hob",
-            keys: &["read_cpu_s", "write_cpu_s"],
-        },
+        chart("scaling-dirty-fraction-iops.svg", "IOPS by dirty data", "IOPS", &["read_iops", "write_iops"]),
+        chart(
+            "scaling-dirty-fraction-cpu.svg",
+            "CPU time per I/O by dirty data",
+            "CPU time of hob",
+            &["read_cpu_s", "write_cpu_s"],
+        ),
     ],
     is_log: false,
 };
@@ -172,29 +145,11 @@ pub(super) static DIRTY_FRACTION: Layout = Layout {
 pub(super) static BLOCK_SIZE: Layout = Layout {
     part: "block-size",
     title: "Block size of the cache",
-    columns: &[
-        column("block_bytes", "block", Unit::Bytes),
-        column("iops", "IOPS", Unit::Count),
-        column("cpu_s", "CPU per I/O", Unit::Seconds),
-        column("hits", "hits", Unit::Percent),
-        column("index_bytes", "index", Unit::Bytes),
-        column("index_per_block", "index per block", Unit::Bytes),
-        column("resident_bytes", "memory", Unit::Bytes),
-    ],
+    columns: &[BLOCK, IOPS, CPU, HITS, column("index_bytes", "index", Unit::Bytes), INDEX_PER_BLOCK, MEMORY],
     tables: &[&["iops", "cpu_s", "hits"], &["index_bytes", "index_per_block", "resident_bytes"]],
     charts: &[
-        Chart {
-            file: "scaling-block-size-iops.svg",
-            title: "IOPS by block size",
-            axis: "IOPS",
-            keys: &["iops"],
-        },
-        Chart {
-            file: "scaling-block-size-cpu.svg",
-            title: "CPU time per I/O by block size",
-            axis: "CPU time of hob",
-            keys: &["cpu_s"],
-        },
+        chart("scaling-block-size-iops.svg", "IOPS by block size", "IOPS", &["iops"]),
+        chart("scaling-block-size-cpu.svg", "CPU time per I/O by block size", "CPU time of hob", &["cpu_s"]),
     ],
     is_log: true,
 };

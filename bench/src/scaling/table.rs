@@ -32,6 +32,16 @@ pub(super) struct Chart {
     pub(super) keys: &'static [&'static str],
 }
 
+/// Creates a chart.
+pub(super) const fn chart(
+    file: &'static str,
+    title: &'static str,
+    axis: &'static str,
+    keys: &'static [&'static str],
+) -> Chart {
+    Chart { file, title, axis, keys }
+}
+
 /// Form of a part's results.
 #[derive(Debug)]
 pub(super) struct Layout {

@@ -148,20 +148,33 @@ mod tests {
 
     /// Returns a VM with a device `vda` above a raw node and a file node, and with one more node.
     pub(super) fn vm(raw: &Value, file: &Value, other: &Value, command_line: &[&str]) -> Vm {
-        let edges = json!([
-            { "parent": 0, "name": "root", "child": 1 },
-            { "parent": 1, "name": "file", "child": 2 },
-        ]);
-        let ids = json!([
-            { "id": 0, "name": "vda" },
-            { "id": 1, "name": raw["node-name"] },
-            { "id": 2, "name": file["node-name"] },
-        ]);
+        vm_of(&[raw.clone(), file.clone()], std::slice::from_ref(other), command_line)
+    }
+
+    /// Returns a VM with a device `vda` and these nodes below each other (name, driver, file).
+    pub(super) fn vm_of_chain(chain: &[(&str, &str, &str)], command_line: &[&str]) -> Vm {
+        let mut nodes = Vec::new();
+        for (name, driver, file) in chain {
+            nodes.push(json!({ "node-name": name, "drv": driver, "file": file, "detect_zeroes": "unmap" }));
+        }
+        vm_of(&nodes, &[], command_line)
+    }
+
+    /// Returns a VM with a device `vda`, the nodes `chain` below each other, and nodes that no device
+    /// uses.
+    fn vm_of(chain: &[Value], others: &[Value], command_line: &[&str]) -> Vm {
+        let names = std::iter::once(json!("vda")).chain(chain.iter().map(|node| node["node-name"].clone()));
+        let ids: Vec<Value> = names.zip(0..).map(|(name, id)| json!({ "id": id, "name": name })).collect();
+        let edge = |id: usize| {
+            let kind = if id == 0 { "root" } else { "file" };
+            json!({ "parent": id, "name": kind, "child": id + 1 })
+        };
+        let edges: Vec<Value> = (0..chain.len()).map(edge).collect();
         let blocks = json!([{ "device": "vda", "inserted": { "ro": false } }]);
         let graph = json!({ "nodes": ids, "edges": edges });
         Vm {
             name: "web".to_owned(),
-            graph: Graph::new(&json!([raw, file, other]), &graph, &Value::Null, &blocks),
+            graph: Graph::new(&json!([chain, others].concat()), &graph, &Value::Null, &blocks),
             command_line: command_line.iter().map(|word| (*word).to_owned()).collect(),
             directory: None,
             pid: None,

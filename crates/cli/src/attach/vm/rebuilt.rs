@@ -143,34 +143,16 @@ mod tests {
     use hob_control::{Cache, Size};
 
     use super::*;
-    use crate::attach::graph::Graph;
+    use crate::attach::vm::tests::vm_of_chain;
 
     const SOCKET: &str = "/run/hob/nbd.sock";
 
     /// Returns a VM with a device `vda` and these nodes below each other (name, driver). The NBD
     /// node is connected to hob's disk `web-vda`.
     fn vm(chain: &[(&str, &str)], command_line: &[&str]) -> Vm {
-        let names = std::iter::once("vda").chain(chain.iter().map(|(name, _)| *name));
-        let ids: Vec<Value> = names.zip(0..).map(|(name, id)| json!({ "id": id, "name": name })).collect();
-        let edge = |id: usize| {
-            let kind = if id == 0 { "root" } else { "file" };
-            json!({ "parent": id, "name": kind, "child": id + 1 })
-        };
-        let edges: Vec<Value> = (0..chain.len()).map(edge).collect();
-        let mut nodes = Vec::new();
-        for (name, driver) in chain {
-            let file = format!("nbd+unix:///web-vda?socket={SOCKET}");
-            nodes.push(json!({ "node-name": name, "drv": driver, "file": file, "detect_zeroes": "unmap" }));
-        }
-        let blocks = json!([{ "device": "vda", "inserted": { "ro": false } }]);
-        let graph = json!({ "nodes": ids, "edges": edges });
-        Vm {
-            name: "web".to_owned(),
-            graph: Graph::new(&json!(nodes), &graph, &Value::Null, &blocks),
-            command_line: command_line.iter().map(|word| (*word).to_owned()).collect(),
-            directory: None,
-            pid: None,
-        }
+        let file = format!("nbd+unix:///web-vda?socket={SOCKET}");
+        let chain: Vec<_> = chain.iter().map(|(name, driver)| (*name, *driver, file.as_str())).collect();
+        vm_of_chain(&chain, command_line)
     }
 
     /// Returns hob's disk with an image file.

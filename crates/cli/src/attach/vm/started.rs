@@ -106,34 +106,10 @@ impl Vm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::graph::Graph;
     use crate::attach::record::example;
+    use crate::attach::vm::tests::vm_of_chain as vm;
 
     const FILE: &str = "nbd+unix:///web-vda?socket=/run/hob/nbd.sock";
-
-    /// Returns a VM with a device `vda` and these nodes below each other (name, driver, file).
-    fn vm(chain: &[(&str, &str, &str)], command_line: &[&str]) -> Vm {
-        let names = std::iter::once("vda").chain(chain.iter().map(|(name, ..)| *name));
-        let ids: Vec<Value> = names.zip(0..).map(|(name, id)| json!({ "id": id, "name": name })).collect();
-        let edge = |id: usize| {
-            let kind = if id == 0 { "root" } else { "file" };
-            json!({ "parent": id, "name": kind, "child": id + 1 })
-        };
-        let edges: Vec<Value> = (0..chain.len()).map(edge).collect();
-        let mut nodes = Vec::new();
-        for (name, driver, file) in chain {
-            let node = json!({ "node-name": name, "drv": driver, "file": file, "detect_zeroes": "unmap" });
-            nodes.push(node);
-        }
-        let graph = json!({ "nodes": ids, "edges": edges });
-        Vm {
-            name: "web".to_owned(),
-            graph: Graph::new(&json!(nodes), &graph, &Value::Null, &Value::Null),
-            command_line: command_line.iter().map(|word| (*word).to_owned()).collect(),
-            directory: None,
-            pid: None,
-        }
-    }
 
     /// Returns the record of the attachment before the VM's restart.
     fn record() -> Record {
