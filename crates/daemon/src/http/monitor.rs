@@ -63,7 +63,8 @@ pub(super) async fn healthz(State(services): App) -> Response {
 #[into_params(parameter_in = Query)]
 pub(super) struct WhichMetrics {
     /// `outcome`: one latency histogram for each outcome of each disk that has occurred. `disk`:
-    /// one for each disk. Default: `outcome`, unless there are very many disks.
+    /// one for each disk, and no values of outcomes that have not occurred, except failures.
+    /// Default: `outcome`, unless there are very many disks.
     #[serde(default)]
     latency: Option<LatencyBy>,
 }

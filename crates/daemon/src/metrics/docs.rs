@@ -57,7 +57,10 @@ pub fn page() -> String {
         "A histogram has {BOUNDS} bounds from {first} ns to {:.1} s; each bound is twice the one before. These are the bounds of the \
          engine's own buckets, so all counts are exact. Each disk has one histogram for each outcome that occurred. With \
          `/metrics?latency=disk`, or with more than {DISKS_FINE_MAX} disks, each disk has only one histogram, with the label \
-         `class=\"all\"`. With `?latency=outcome`, each disk has one for each outcome even then.\n\n| name | kind | labels | one for each | meaning |\n|---|---|---|---|---|\n",
+         `class=\"all\"`, and none before its first request. Then the metrics for each outcome leave out outcomes that have not \
+         occurred, except failures (classes `flash-error`, `backing-error` and `refused`). With `?latency=outcome`, each disk has \
+         all outcomes even then.\n\nA metric of a feature has no value for a disk that does not use the feature, such as the metrics \
+         of the memory tier.\n\n| name | kind | labels | one for each | meaning |\n|---|---|---|---|---|\n",
         last as f64 / 1e9
     );
     for metric in METRICS {
