@@ -191,6 +191,14 @@ impl Shard {
                 let stats = self.engine.stats(now, id).map(Box::new);
                 reply(answer, stats.ok_or(NO_SUCH_DISK));
             }
+            ShardCall::StatsOf { ids, answer } => {
+                let stats = ids.into_iter().map(|id| self.engine.stats(now, id).map(Box::new));
+                reply(answer, Ok(stats.collect()));
+            }
+            ShardCall::ChecksumMismatches { ids, answer } => {
+                let stats = ids.into_iter().map(|id| self.engine.stats(now, id));
+                reply(answer, Ok(stats.map(|stats| Some(stats?.checksum_mismatches)).collect()));
+            }
             ShardCall::Histograms { id, answer } => {
                 let found = self.engine.histograms(id).map(|found| (now, Box::new(found.clone())));
                 reply(answer, found.ok_or(NO_SUCH_DISK));

@@ -6,12 +6,15 @@
 use std::time::Duration;
 
 use hob_engine::stats::DiskStats;
+use hob_engine::units::DiskId;
 use tokio::time::Instant;
 
 use super::Observe;
+use super::health::STATS_MAX;
 use super::requests::expected;
 use crate::background::spawn;
 use crate::services::registry::{DiskEntry, DiskPhase};
+use crate::shard_api::ShardHandle;
 
 /// Interval between two comparisons of hits.
 pub(in crate::services) const JUDGE_EVERY: Duration = Duration::from_secs(60);
@@ -125,23 +128,41 @@ impl Observe {
     /// Counts the checksum mismatches of all disks with a configured cache, including caches whose
     /// flash is fenced.
     pub(in crate::services) fn count_mismatches(&self) {
+        let mut by_shard: Vec<(ShardHandle, Vec<(String, DiskId)>)> = Vec::new();
         for (name, disk) in &mut self.registry.inner().disks {
             let (DiskPhase::Online(shard), Some(_), false) =
                 (&disk.phase, disk.cache(), disk.quality.counting)
             else {
                 continue;
             };
-            let (service, name, shard, id) = (self.clone(), name.clone(), shard.clone(), disk.id);
+            let counted = (name.clone(), disk.id);
+            match by_shard.iter_mut().find(|(other, _)| other.is_same(shard)) {
+                Some((_, disks)) => disks.push(counted),
+                None => by_shard.push((shard.clone(), vec![counted])),
+            }
             disk.quality.counting = true;
-            spawn(async move {
-                let stats = shard.stats(id).await;
-                if let Ok(disk) = service.registry.inner().disk_mut(&name) {
-                    disk.quality.counting = false;
-                    if let Ok(stats) = stats {
-                        disk.quality.count(stats.checksum_mismatches, Instant::now());
-                    }
+        }
+        for (shard, disks) in by_shard {
+            let service = self.clone();
+            spawn(async move { service.count_mismatches_of(&shard, &disks).await });
+        }
+    }
+
+    /// Counts the checksum mismatches of these disks of a shard.
+    async fn count_mismatches_of(&self, shard: &ShardHandle, disks: &[(String, DiskId)]) {
+        for some in disks.chunks(STATS_MAX) {
+            let ids = some.iter().map(|(_, id)| *id).collect();
+            // A shard that does not answer is reported elsewhere.
+            let counts = shard.checksum_mismatches(ids).await.unwrap_or_default();
+            let mut inner = self.registry.inner();
+            for (index, (name, id)) in some.iter().enumerate() {
+                let Ok(disk) = inner.disk_mut(name) else { continue };
+                disk.quality.counting = false;
+                let count = counts.get(index).copied().flatten().filter(|_| disk.id == *id);
+                if let Some(count) = count {
+                    disk.quality.count(count, Instant::now());
                 }
-            });
+            }
         }
     }
 }
