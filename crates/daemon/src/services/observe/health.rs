@@ -40,7 +40,7 @@ const ROUND_MAX: Duration = Duration::from_secs(5);
 
 /// Maximum number of disks whose statistics are requested together. A shard copies about 60 KiB for
 /// each disk, and its guests wait during this time.
-pub(super) const STATS_MAX: usize = 8;
+pub(in crate::services) const STATS_MAX: usize = 8;
 
 impl Observe {
     /// Returns all metrics as text. Without `latencies`, the number of disks decides how many

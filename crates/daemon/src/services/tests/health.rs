@@ -370,6 +370,27 @@ fn counts_of_mismatches_ask_a_shard_for_several_disks_at_once() {
 }
 
 #[test]
+fn dirty_data_of_several_disks_is_read_in_one_call() {
+    run(async |bench| {
+        bench.pool(&["a"], 8 * MANY as u64).await;
+        for number in 0..MANY {
+            let name = format!("vm{number}");
+            bench.disk(&name).await;
+            bench.cache_with(&name, 1, r#"{"persistent": true}"#).await.unwrap();
+        }
+        for _ in 0..2 {
+            bench.shard.take_received();
+            bench.services.pools.look_at_dirty();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let received = bench.shard.take_received();
+            assert!((1..=MANY / 2).contains(&received), "{received} calls for {MANY} disks");
+        }
+        let shown = bench.services.observe.disk("vm0").unwrap().cache.unwrap().dirty.unwrap();
+        assert_eq!(shown.size, Size(0));
+    });
+}
+
+#[test]
 fn checksum_mismatches_are_a_problem_with_their_number() {
     run(async |bench| {
         prepare(&bench, &["a"], 20).await;
