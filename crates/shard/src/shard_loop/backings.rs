@@ -94,8 +94,8 @@ impl Timeouts {
         }
     }
 
-    /// Returns the earliest timeout of the disks with indexes below `len`. `of` returns the earliest
-    /// timeout of a range of disks.
+    /// Returns the earliest timeout of the disks with indexes below `len`. `of` returns the
+    /// earliest timeout of a range of disks.
     fn earliest(&mut self, len: usize, of: impl Fn(Range<usize>) -> Option<Instant>) -> Option<Instant> {
         self.0.resize(len.div_ceil(BLOCK), Earliest::Unknown);
         let of_block = |(number, block): (usize, &mut Earliest)| match *block {

@@ -518,7 +518,10 @@ impl Shard {
             self.collect_flash(now);
         }
         for disk in self.backings.expired(now) {
-            if let Some(backing) = self.backings.get_mut(disk) {
+            // The timeout of another disk may have changed this one.
+            if let Some(backing) = self.backings.get_mut(disk)
+                && backing.poll_timeout().is_some_and(|at| at <= now)
+            {
                 progress = true;
                 backing.handle_timeout(&mut self.ring, now);
                 self.collect(now, disk);
