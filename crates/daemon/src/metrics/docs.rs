@@ -11,7 +11,8 @@ const ABOVE: &str = "\
 For operators who monitor hob with Prometheus or OpenMetrics.
 
 `GET /metrics` of the control API returns these metrics as Prometheus text (format 0.0.4), or as OpenMetrics 1.0 if the client
-asks for that format. Over TCP, the client needs TLS, and a token or certificate of the role `read-only`.
+asks for that format. The answer is compressed if the client accepts gzip, as Prometheus does. Over TCP, the client needs TLS, and
+a token or certificate of the role `read-only`.
 [`dashboard/prometheus`](../dashboard/prometheus) has an example configuration and alert rules for Prometheus.
 [`dashboard/grafana`](../dashboard/grafana) has a Grafana dashboard.
 
