@@ -73,6 +73,8 @@ struct State {
     checked_parents: Vec<(DiskId, u64)>,
     /// Names of the changes that were made to caches.
     changes: Vec<&'static str>,
+    /// Number of calls since a test last asked.
+    received: usize,
     waiting: BTreeMap<CommandId, Waiting>,
     requests: u64,
     /// Results of requests that no test has taken yet.
@@ -120,6 +122,7 @@ impl State {
             commands: 0,
             checked_parents: Vec::new(),
             changes: Vec::new(),
+            received: 0,
             waiting: BTreeMap::new(),
             requests: 0,
             replies: BTreeMap::new(),
@@ -205,6 +208,11 @@ impl FakeShard {
     /// `discard`, `another`.
     pub(crate) fn take_changes(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.state.lock().unwrap().changes)
+    }
+
+    /// Returns the number of calls that the shard has received since this function was last used.
+    pub(crate) fn take_received(&self) -> usize {
+        std::mem::take(&mut self.state.lock().unwrap().received)
     }
 
     /// Returns the parents whose files were reported to be unchanged since the last call, each with
@@ -300,7 +308,10 @@ impl FakeShard {
             let mut state = self.state.lock().unwrap();
             while !state.hangs {
                 match receiver.try_recv() {
-                    Ok(call) => state.call(call),
+                    Ok(call) => {
+                        state.received += 1;
+                        state.call(call);
+                    }
                     Err(mpsc::TryRecvError::Empty) => break,
                     Err(mpsc::TryRecvError::Disconnected) => return,
                 }
@@ -424,6 +435,14 @@ impl State {
             ShardCall::Stats { id, answer } => {
                 let stats = self.engine.stats(self.now(), id).map(Box::new);
                 let _ = answer.send(stats.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
+            }
+            ShardCall::StatsOf { ids, answer } => {
+                let stats = ids.into_iter().map(|id| self.engine.stats(self.now(), id).map(Box::new));
+                let _ = answer.send(Ok(stats.collect()));
+            }
+            ShardCall::ChecksumMismatches { ids, answer } => {
+                let stats = ids.into_iter().map(|id| self.engine.stats(self.now(), id));
+                let _ = answer.send(Ok(stats.map(|stats| Some(stats?.checksum_mismatches)).collect()));
             }
             ShardCall::Histograms { id, answer } => {
                 let found = self.engine.histograms(id).map(|found| (self.now(), Box::new(found.clone())));

@@ -17,6 +17,7 @@ mod events;
 mod exports;
 mod extract;
 mod flash_leases;
+mod gzip;
 mod handlers;
 mod listener;
 mod loopback;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, VARY};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use hob_control::{DiskLoad, Health, HealthStatus};
@@ -13,6 +13,7 @@ use utoipa::IntoParams;
 
 use super::endpoints::endpoints;
 use super::extract::Answer;
+use super::gzip;
 use crate::metrics::{Form, Latencies};
 use crate::services::Services;
 
@@ -63,7 +64,8 @@ pub(super) async fn healthz(State(services): App) -> Response {
 #[into_params(parameter_in = Query)]
 pub(super) struct WhichMetrics {
     /// `outcome`: one latency histogram for each outcome of each disk that has occurred. `disk`:
-    /// one for each disk. Default: `outcome`, unless there are very many disks.
+    /// one for each disk, and no values of outcomes that have not occurred, except failures.
+    /// Default: `outcome`, unless there are very many disks.
     #[serde(default)]
     latency: Option<LatencyBy>,
 }
@@ -77,7 +79,8 @@ enum LatencyBy {
 }
 
 /// Returns all metrics in Prometheus text format 0.0.4, or as OpenMetrics 1.0 if requested by
-/// `application/openmetrics-text`. docs/metrics.md lists them.
+/// `application/openmetrics-text`. docs/metrics.md lists them. The answer is compressed if the
+/// client accepts gzip.
 #[utoipa::path(
     get,
     path = "/metrics",
@@ -100,5 +103,15 @@ pub(super) async fn metrics(
     let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let form = Form::accepted(accept);
     let text = services.observe.metrics(form, latencies).await;
-    ([(CONTENT_TYPE, form.media_type()), (CACHE_CONTROL, "no-store")], text).into_response()
+    let head = [(CONTENT_TYPE, form.media_type()), (CACHE_CONTROL, "no-store"), (VARY, "accept-encoding")];
+    if text.len() < gzip::COMPRESSED_MIN || !gzip::is_accepted(&headers) {
+        return (head, text).into_response();
+    }
+    match tokio::task::spawn_blocking(move || gzip::compress(&text)).await {
+        Ok(compressed) => (head, [(CONTENT_ENCODING, "gzip")], compressed).into_response(),
+        Err(_) => {
+            let wrong = "cannot compress the metrics; ask for them without 'Accept-Encoding: gzip'";
+            Answer::no(StatusCode::INTERNAL_SERVER_ERROR, wrong).into_response()
+        }
+    }
 }

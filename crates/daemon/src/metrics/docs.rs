@@ -11,7 +11,8 @@ const ABOVE: &str = "\
 For operators who monitor hob with Prometheus or OpenMetrics.
 
 `GET /metrics` of the control API returns these metrics as Prometheus text (format 0.0.4), or as OpenMetrics 1.0 if the client
-asks for that format. Over TCP, the client needs TLS, and a token or certificate of the role `read-only`.
+asks for that format. The answer is compressed if the client accepts gzip, as Prometheus does. Over TCP, the client needs TLS, and
+a token or certificate of the role `read-only`.
 [`dashboard/prometheus`](../dashboard/prometheus) has an example configuration and alert rules for Prometheus.
 [`dashboard/grafana`](../dashboard/grafana) has a Grafana dashboard.
 
@@ -57,7 +58,10 @@ pub fn page() -> String {
         "A histogram has {BOUNDS} bounds from {first} ns to {:.1} s; each bound is twice the one before. These are the bounds of the \
          engine's own buckets, so all counts are exact. Each disk has one histogram for each outcome that occurred. With \
          `/metrics?latency=disk`, or with more than {DISKS_FINE_MAX} disks, each disk has only one histogram, with the label \
-         `class=\"all\"`. With `?latency=outcome`, each disk has one for each outcome even then.\n\n| name | kind | labels | one for each | meaning |\n|---|---|---|---|---|\n",
+         `class=\"all\"`, and none before its first request. Then the metrics for each outcome leave out outcomes that have not \
+         occurred, except failures (classes `flash-error`, `backing-error` and `refused`). With `?latency=outcome`, each disk has \
+         all outcomes even then.\n\nA metric of a feature has no value for a disk that does not use the feature, such as the metrics \
+         of the memory tier.\n\n| name | kind | labels | one for each | meaning |\n|---|---|---|---|---|\n",
         last as f64 / 1e9
     );
     for metric in METRICS {

@@ -6,8 +6,8 @@
 //! opened.
 
 use hob_control::{
-    Admission, BackingState, Cache, Cluster, ClusterState, Datastore, Device, Disk, DiskQos,
-    FlashWritesUsage, Pool, SharedCapacity, Size,
+    Admission, BackingState, Cache, CacheFlashWrites, Cluster, ClusterState, Datastore, Device, Disk,
+    DiskQos, FlashWritesUsage, Pool, SharedCapacity, Size,
 };
 use hob_engine::stats::{DiskStats, OutcomeStats};
 use hob_engine::units::SECTOR_BYTES;
@@ -89,7 +89,17 @@ pub(crate) enum Source {
     Stats(fn(&DiskStats) -> f64),
     /// One value for each online disk with a cache.
     CacheStats(fn(&MetricContext<'_>) -> f64),
-    /// One value for each outcome of each online disk.
+    /// One value for each cache with a part of a flash write budget.
+    FlashBudget(fn(&CacheFlashWrites) -> f64),
+    /// One value for each online disk with a memory tier.
+    Memory(fn(&DiskStats) -> f64),
+    /// One value for each online clone whose parent's disk serves shared blocks.
+    Clone(fn(&DiskStats) -> f64),
+    /// One value for each online disk with a persistent cache. Only such a cache can have dirty
+    /// data.
+    Persistence(fn(&DiskStats) -> f64),
+    /// One value for each outcome of each online disk. If there are many disks, only for failures
+    /// and for outcomes that have occurred.
     Outcome(fn(&OutcomeStats) -> f64),
     /// A histogram for each outcome that has occurred, of each online disk.
     Latency,
@@ -120,7 +130,11 @@ impl Source {
             | Source::Qos(_)
             | Source::Cache(_)
             | Source::Stats(_)
-            | Source::CacheStats(_) => &["disk"],
+            | Source::CacheStats(_)
+            | Source::FlashBudget(_)
+            | Source::Memory(_)
+            | Source::Clone(_)
+            | Source::Persistence(_) => &["disk"],
             Source::Datastore(_) => &["datastore"],
             Source::DiskStates | Source::CacheStates | Source::BackingStates => &["disk", "state"],
             Source::CacheInfo => &["disk", "pool", "mode", "policy", "layout", "admission", "persistent"],
@@ -151,6 +165,10 @@ impl Source {
             Source::CacheStates => "disk with a configured cache, and state",
             Source::Stats(_) => "online disk",
             Source::CacheStats(_) => "online disk with a cache",
+            Source::FlashBudget(_) => "disk with a cache and a flash write budget",
+            Source::Memory(_) => "online disk with a memory tier",
+            Source::Clone(_) => "online clone with a parent's disk",
+            Source::Persistence(_) => "online disk with a persistent cache",
             Source::Outcome(_) => "online disk and outcome",
             Source::Latency => "online disk and outcome that occurred",
         }
@@ -273,30 +291,30 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_cache_state", Gauge, From::CacheStates, "1 for the state that a cache is in, 0 for the others."),
     row("hob_cache_wanted_bytes", Gauge, From::Cache(|c| c.size.bytes() as f64), "Configured size of a cache."),
     row("hob_cache_room_bytes", Gauge, From::Cache(|c| c.room.bytes() as f64), "Actual size of a cache; smaller than configured after the loss of a flash device."),
-    row("hob_cache_flash_budget_pressure", Gauge, From::Cache(|c| c.flash_writes.map_or(0.0, |w| f64::from(w.pressure_percent) / 100.0)), "How strict a flash write budget makes the admission of a cache: from 0 to 1, where no copy of clean data is written to flash."),
+    row("hob_cache_flash_budget_pressure", Gauge, From::FlashBudget(|w| f64::from(w.pressure_percent) / 100.0), "How strict a flash write budget makes the admission of a cache: from 0 to 1, where no copy of clean data is written to flash."),
     row("hob_cache_journal_room_bytes", Gauge, From::Cache(|c| c.journal.bytes() as f64), "Flash that a cache's journal uses in addition."),
     row("hob_cache_used_bytes", Gauge, From::CacheStats(|c| (c.stats.blocks_cached * c.block_bytes) as f64), "Size of the blocks of a cache that have data."),
     row("hob_cache_capacity_bytes", Gauge, From::CacheStats(|c| (c.stats.blocks * c.block_bytes) as f64), "Size of all blocks of a cache."),
     row("hob_cache_valid_bytes", Gauge, From::CacheStats(|c| sectors(c.stats.sectors_valid)), "Size of the sectors of a cache that have data."),
     row("hob_cache_dirty_bytes", Gauge, From::CacheStats(|c| sectors(c.stats.sectors_dirty)), "Dirty data of a cache: sectors that are not on the backing yet."),
-    row("hob_cache_dirty_lost_bytes", Gauge, From::CacheStats(|c| sectors(c.stats.sectors_lost)), "Dirty data of a cache that flash lost."),
+    row("hob_cache_dirty_lost_bytes", Gauge, From::Persistence(|s| sectors(s.sectors_lost)), "Dirty data of a cache that flash lost."),
     row("hob_cache_evictions", Counter, From::CacheStats(|c| c.stats.evictions.blocks as f64), "Blocks evicted from a cache."),
-    row("hob_cache_draining", Gauge, From::CacheStats(|c| yes(c.stats.draining)), "1 while a drain is in progress, otherwise 0."),
-    row("hob_cache_destaged_bytes", Counter, From::CacheStats(|c| c.stats.destaged_bytes as f64), "Bytes written from flash to the backing."),
-    row("hob_cache_destage_errors", Counter, From::CacheStats(|c| c.stats.destage_errors as f64), "Failed writes from flash to the backing; hob retries them."),
-    row("hob_cache_journal_written_bytes", Counter, From::CacheStats(|c| c.stats.journal_bytes as f64), "Bytes of a cache's journal written to flash, in all copies."),
+    row("hob_cache_draining", Gauge, From::Persistence(|s| yes(s.draining)), "1 while a drain is in progress, otherwise 0."),
+    row("hob_cache_destaged_bytes", Counter, From::Persistence(|s| s.destaged_bytes as f64), "Bytes written from flash to the backing."),
+    row("hob_cache_destage_errors", Counter, From::Persistence(|s| s.destage_errors as f64), "Failed writes from flash to the backing; hob retries them."),
+    row("hob_cache_journal_written_bytes", Counter, From::Persistence(|s| s.journal_bytes as f64), "Bytes of a cache's journal written to flash, in all copies."),
     row("hob_cache_second_copy_bytes", Counter, From::CacheStats(|c| c.stats.second_copy_bytes as f64), "Bytes written to flash as second copies (replicas)."),
     row("hob_cache_scrubbed_bytes", Counter, From::CacheStats(|c| c.stats.scrubbed_bytes as f64), "Bytes whose checksums the scrub compared in the background."),
-    row("hob_cache_unverified_bytes", Gauge, From::CacheStats(|c| sectors(c.stats.sectors_unverified)), "Clean cached data that hob has not compared with the backing since the restart, and does not serve yet."),
-    row("hob_cache_to_verify_bytes", Gauge, From::CacheStats(|c| sectors(c.stats.sectors_to_verify)), "Cached data to compare with the backing after the last restart; hob_cache_unverified_bytes is the remaining part."),
-    row("hob_cache_verified_bytes", Counter, From::CacheStats(|c| sectors(c.stats.sectors_verified)), "Cached data that was equal to the backing in the comparison after a restart."),
-    row("hob_cache_stale_bytes", Counter, From::CacheStats(|c| sectors(c.stats.sectors_stale)), "Cached data that differed from the backing in the comparison after a restart; hob dropped it."),
+    row("hob_cache_unverified_bytes", Gauge, From::Persistence(|s| sectors(s.sectors_unverified)), "Clean cached data that hob has not compared with the backing since the restart, and does not serve yet."),
+    row("hob_cache_to_verify_bytes", Gauge, From::Persistence(|s| sectors(s.sectors_to_verify)), "Cached data to compare with the backing after the last restart; hob_cache_unverified_bytes is the remaining part."),
+    row("hob_cache_verified_bytes", Counter, From::Persistence(|s| sectors(s.sectors_verified)), "Cached data that was equal to the backing in the comparison after a restart."),
+    row("hob_cache_stale_bytes", Counter, From::Persistence(|s| sectors(s.sectors_stale)), "Cached data that differed from the backing in the comparison after a restart; hob dropped it."),
     row("hob_cache_index_bytes", Gauge, From::CacheStats(|c| c.stats.index_bytes as f64), "Memory of the cache's index and of other tables that grow with the cache."),
-    row("hob_memory_bytes", Gauge, From::Stats(|s| s.memory_bytes as f64), "Size of the memory tier above the cache (setting ram)."),
-    row("hob_memory_used_bytes", Gauge, From::Stats(|s| s.memory_held_bytes as f64), "Bytes of the memory tier that have data."),
-    row("hob_memory_index_bytes", Gauge, From::Stats(|s| s.memory_index_bytes as f64), "Memory of the index of the memory tier."),
-    row("hob_shared_read_bytes", Counter, From::Stats(|s| s.shared_read_bytes as f64), "Bytes that the disk of a clone's parent served, instead of the clone's backing."),
-    row("hob_memory_read_ahead_bytes", Counter, From::Stats(|s| s.read_ahead_bytes as f64), "Bytes read ahead into the memory tier."),
+    row("hob_memory_bytes", Gauge, From::Memory(|s| s.memory_bytes as f64), "Size of the memory tier above the cache (setting ram)."),
+    row("hob_memory_used_bytes", Gauge, From::Memory(|s| s.memory_held_bytes as f64), "Bytes of the memory tier that have data."),
+    row("hob_memory_index_bytes", Gauge, From::Memory(|s| s.memory_index_bytes as f64), "Memory of the index of the memory tier."),
+    row("hob_shared_read_bytes", Counter, From::Clone(|s| s.shared_read_bytes as f64), "Bytes that the disk of a clone's parent served, instead of the clone's backing."),
+    row("hob_memory_read_ahead_bytes", Counter, From::Memory(|s| s.read_ahead_bytes as f64), "Bytes read ahead into the memory tier."),
     row("hob_cache_extra_read_bytes", Counter, From::Stats(|s| s.extra_read_bytes as f64), "Bytes that read misses brought into the cache in addition to those that guests read (setting fill)."),
     row("hob_cache_extra_blocks_used", Counter, From::Stats(|s| s.extra_blocks_used as f64), "Uses of cache blocks whose data only additional reads (setting fill) had brought into the cache."),
     row("hob_memory_writes_merged", Counter, From::Stats(|s| s.writes_merged as f64), "Writes that hob merged with adjacent writes into one I/O to the backing."),

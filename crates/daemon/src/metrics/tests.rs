@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use hob_control::{Admission, BackingState, Device, DeviceState, DiskState, Qos, Size};
+use hob_control::{
+    Admission, BackingState, Cache, CacheFlashWrites, Device, DeviceState, DiskState, Qos, Size,
+};
 use hob_engine::Engine;
 use hob_engine::Limits;
 use hob_engine::command::{Access, Command, DiskConfig};
@@ -70,8 +72,9 @@ fn every_bound_is_one_of_the_engine_and_counts_exactly() {
     values.extend([0, 1, u64::MAX / 2]);
     values.iter().for_each(|value| latency.record(*value));
     let metric = METRICS.iter().find(|metric| metric.kind == Kind::Histogram).unwrap();
-    let mut text = String::new();
-    histogram(&mut text, metric, &["d", "hit", ""], &latency);
+    let mut family = Family::new(metric);
+    family.histogram(&Labels::of_disk("d"), ["hit", ""], &latency, &bound_labels());
+    let text = family.lines;
     for bound in bounds_ns() {
         let up_to = values.iter().filter(|value| **value <= bound).count();
         let le = bound as f64 / 1e9;
@@ -129,6 +132,116 @@ fn no_more_series_than_promised() {
     assert!(none <= 110, "{none}");
     assert_eq!(series(Latencies::PerOutcome, &full), none + OUTCOMES.len() * (BOUNDS + 3));
     assert_eq!(series(Latencies::PerDisk, &full), none + BOUNDS + 3);
+    let failures = OUTCOMES.iter().filter(|row| is_failure(row)).count();
+    let idle = series(Latencies::PerDisk, &stats());
+    assert_eq!(idle, none - 2 * (OUTCOMES.len() - failures), "number and bytes of each outcome");
+}
+
+/// Returns a disk with an active persistent cache.
+fn cached_disk(name: &str) -> Disk {
+    let text = |text: &str| text.to_owned();
+    let cache = Cache {
+        pool: text("flash"),
+        state: CacheState::Active,
+        persistent: true,
+        mode: text("write-back"),
+        policy: text("s3-fifo"),
+        layout: text("mirror"),
+        admission: text("always"),
+        block_size: Size(4096),
+        ..Cache::default()
+    };
+    Disk { cache: Some(cache), ..disk(name) }
+}
+
+#[test]
+fn an_idle_disk_among_many_has_little_text() {
+    let mut idle = stats();
+    idle.cache = stats::CacheState::Active;
+    let bytes = |names: &[String]| {
+        let mut page = Page::new(Form::Prometheus, Latencies::PerDisk);
+        names.iter().for_each(|name| page.add_disk(&cached_disk(name), Some(&idle)));
+        page.finish().len()
+    };
+    let names: Vec<String> = (0..101).map(|number| format!("virtual-disk-{number:03}")).collect();
+    let each = (bytes(&names) - bytes(&names[..1])) / 100;
+    assert!(each <= 5 << 10, "{each} bytes for each disk");
+}
+
+#[test]
+fn failures_and_outcomes_that_occurred_have_values_among_many_disks() {
+    for class in FAILURES {
+        assert!(OUTCOMES.iter().any(|row| row.class == class), "{class}");
+    }
+    let mut some = stats();
+    some.outcomes[0].count = 3;
+    some.outcomes[0].latency.record(5_000);
+    let text = page(Form::Prometheus, Latencies::PerDisk, &[("a", &some), ("b", &stats())]);
+    let first = format!("class=\"{}\",reason=\"{}\"}}", OUTCOMES[0].class, OUTCOMES[0].reason);
+    assert_eq!(value(&text, &format!("hob_disk_requests_total{{disk=\"a\",{first}")), 3.0);
+    assert!(!text.contains(&format!("hob_disk_requests_total{{disk=\"b\",{first}")), "{text}");
+    let failed = "class=\"backing-error\",reason=\"\"}";
+    assert_eq!(value(&text, &format!("hob_disk_requests_total{{disk=\"b\",{failed}")), 0.0);
+    let all = "class=\"all\",reason=\"\"}";
+    let count = |disk: &str| format!("hob_disk_request_duration_seconds_count{{disk=\"{disk}\",{all}");
+    assert_eq!(value(&text, &count("a")), 1.0);
+    assert!(!text.contains(&count("b")), "{text}");
+}
+
+#[test]
+fn features_that_a_disk_does_not_use_have_no_values() {
+    let of = |disk: &Disk, stats: &DiskStats| {
+        let mut page = Page::new(Form::Prometheus, Latencies::PerOutcome);
+        page.add_disk(disk, Some(stats));
+        page.finish()
+    };
+    let mut figures = stats();
+    figures.cache = stats::CacheState::Active;
+    let features = [
+        "hob_memory_bytes",
+        "hob_memory_read_ahead_bytes_total",
+        "hob_shared_read_bytes_total",
+        "hob_cache_destaged_bytes_total",
+        "hob_cache_dirty_lost_bytes",
+        "hob_cache_flash_budget_pressure",
+    ];
+    let mut with_cache = cached_disk("a");
+    with_cache.cache.as_mut().unwrap().persistent = false;
+    let text = of(&with_cache, &figures);
+    assert_eq!(value(&text, "hob_cache_dirty_bytes{disk=\"a\"}"), 0.0);
+    for name in features {
+        assert!(!text.contains(name), "{name}\n{text}");
+    }
+    let mut with_all = Disk { parent: Some("golden".to_owned()), ..cached_disk("a") };
+    with_all.cache.as_mut().unwrap().flash_writes = Some(CacheFlashWrites {
+        part: Size(1),
+        saved: 0,
+        pressure_percent: 25,
+        written: Size(0),
+        refused: Size(0),
+    });
+    figures.memory_bytes = 4096;
+    let text = of(&with_all, &figures);
+    for name in features {
+        assert!(text.contains(&format!("\n{name}{{disk=\"a\"}} ")), "{name}\n{text}");
+    }
+    assert_eq!(value(&text, "hob_cache_flash_budget_pressure{disk=\"a\"}"), 0.25);
+}
+
+#[test]
+fn values_are_the_shortest_decimals() {
+    for (value, expected) in [
+        (0.0, "0"),
+        (7.0, "7"),
+        (-3.0, "-3"),
+        (0.25, "0.25"),
+        (1e15, "1000000000000000"),
+        (u64::MAX as f64, "18446744073709552000"),
+    ] {
+        let mut text = String::new();
+        push_value(&mut text, value);
+        assert_eq!(text, format!(" {expected}\n"));
+    }
 }
 
 #[test]

@@ -228,6 +228,14 @@ calls! {
     /// Returns a disk's statistics.
     query stats: Stats { id: DiskId } -> Box<DiskStats>;
 
+    /// Returns the statistics of disks, in the order of `ids`; `None` for a disk that does not
+    /// exist.
+    query stats_of: StatsOf { ids: Vec<DiskId> } -> Vec<Option<Box<DiskStats>>>;
+
+    /// Returns the number of checksum mismatches of each disk, in the order of `ids`; `None` for a
+    /// disk that does not exist.
+    query checksum_mismatches: ChecksumMismatches { ids: Vec<DiskId> } -> Vec<Option<u64>>;
+
     /// Returns the histograms of a disk's requests, and the current time.
     query histograms: Histograms { id: DiskId } -> (Instant, Box<Histograms>);
 

@@ -14,7 +14,7 @@ impl Shard {
     /// Fails immediately all requests that are waiting for a disk's backing. Later requests may
     /// wait as long as before.
     pub(super) fn expire_requests(&mut self, now: Instant, id: DiskId) {
-        if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
+        if let Some(backing) = self.backings.get_mut(id) {
             backing.set_wait_max(now, WaitMax::Expired);
         }
     }
@@ -26,7 +26,7 @@ impl Shard {
         self.files.close(&mut self.ring, id);
         self.vhost_user.close_all(id, &mut self.ring);
         self.lose_disk(now, id);
-        if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
+        if let Some(backing) = self.backings.get_mut(id) {
             backing.abandon(&mut self.ring, now);
             self.collect(now, id);
         }
@@ -51,7 +51,7 @@ impl Shard {
 
     /// Returns true if a disk's backing is open only because a request cannot be cancelled.
     pub(super) fn is_abandoned(&self, id: DiskId) -> bool {
-        let backing = self.backings.get(id.0 as usize).and_then(Option::as_ref);
+        let backing = self.backings.get(id);
         backing.is_some_and(Backing::is_abandoned)
     }
 }

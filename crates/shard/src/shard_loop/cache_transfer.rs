@@ -447,12 +447,12 @@ impl Shard {
     }
 
     fn backing(&mut self, id: DiskId) -> Option<(&mut Backing, &mut Ring)> {
-        let backing = self.backings.get_mut(id.0 as usize)?.as_mut()?;
+        let backing = self.backings.get_mut(id)?;
         Some((backing, &mut self.ring))
     }
 
     pub(super) fn size_of(&self, id: DiskId) -> Option<u64> {
-        Some(self.backings.get(id.0 as usize)?.as_ref()?.info().size_bytes)
+        Some(self.backings.get(id)?.info().size_bytes)
     }
 }
 

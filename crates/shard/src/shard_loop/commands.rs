@@ -167,7 +167,7 @@ impl Shard {
             ShardCall::Abandon { id } => self.abandon_disk(now, id),
             ShardCall::StopWaiting { id } => self.stop_waiting(now, id),
             ShardCall::SetWaitMax { id, wait_max } => {
-                if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
+                if let Some(backing) = self.backings.get_mut(id) {
                     backing.set_wait_max(now, WaitMax::Set(wait_max));
                 }
             }
@@ -190,6 +190,14 @@ impl Shard {
             ShardCall::Stats { id, answer } => {
                 let stats = self.engine.stats(now, id).map(Box::new);
                 reply(answer, stats.ok_or(NO_SUCH_DISK));
+            }
+            ShardCall::StatsOf { ids, answer } => {
+                let stats = ids.into_iter().map(|id| self.engine.stats(now, id).map(Box::new));
+                reply(answer, Ok(stats.collect()));
+            }
+            ShardCall::ChecksumMismatches { ids, answer } => {
+                let stats = ids.into_iter().map(|id| self.engine.stats(now, id));
+                reply(answer, Ok(stats.map(|stats| Some(stats?.checksum_mismatches)).collect()));
             }
             ShardCall::Histograms { id, answer } => {
                 let found = self.engine.histograms(id).map(|found| (now, Box::new(found.clone())));
@@ -267,7 +275,7 @@ impl Shard {
                 }
                 let Shard { vhost_user, commands, backings, ring, .. } = self;
                 let serves = |id: DiskId| {
-                    let backing = backings.get(id.0 as usize).and_then(Option::as_ref);
+                    let backing = backings.get(id);
                     commands.stop.is_none() && backing.is_some_and(|backing| !backing.is_abandoned())
                 };
                 if let Some((id, session)) = vhost_user.call(call, serves, ring) {
@@ -293,8 +301,7 @@ impl Shard {
     }
 
     pub(super) fn serves(&self, id: DiskId) -> bool {
-        let is_open = self.backings.get(id.0 as usize).is_some_and(Option::is_some);
-        self.commands.stop.is_none() && is_open && !self.is_abandoned(id)
+        self.commands.stop.is_none() && self.backings.get(id).is_some() && !self.is_abandoned(id)
     }
 
     fn add_disk(
@@ -306,19 +313,15 @@ impl Shard {
         mark: Option<UnflushedMark>,
         answer: Answer<()>,
     ) {
-        let index = id.0 as usize;
         let Ok(owner) = u16::try_from(id.0) else {
             let why = "the shard already serves the maximum number of disks".to_owned();
             return reply(answer, Err(ShardError::Unusable(why)));
         };
-        if self.backings.len() <= index {
-            self.backings.resize_with(index + 1, || None);
-        }
-        if self.backings[index].is_some() {
+        if self.backings.get(id).is_some() {
             return reply(answer, Err(ShardError::Command(CommandError::DiskExists)));
         }
         backing.attach(&mut self.ring, now, owner);
-        self.backings[index] = Some(backing);
+        self.backings.insert(id, backing);
         self.marks.extend(mark.map(|mark| (id, mark)));
         self.gate_backing(id);
         self.ring.arena_mut().join(id, config.datastore);
@@ -357,7 +360,7 @@ impl Shard {
         self.transfers.remove(id);
         self.leave_lease(now, id);
         self.unlink_parent(id);
-        if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
+        if let Some(backing) = self.backings.get_mut(id) {
             // The removal must not wait forever for these requests.
             backing.set_wait_max(now, WaitMax::AtMost(LEAVING_WAIT_MAX));
         }
@@ -366,9 +369,8 @@ impl Shard {
 
     fn stop(&mut self, now: Instant, answer: Answer<()>) {
         self.commands.stop = Some(answer);
-        let disks = (0..self.backings.len()).filter(|disk| self.backings[*disk].is_some());
-        let disks = disks.map(|disk| DiskId(disk as u32));
-        let disks: Vec<DiskId> = disks.filter(|disk| !self.commands.left_behind.contains(disk)).collect();
+        let left_behind = &self.commands.left_behind;
+        let disks: Vec<DiskId> = self.backings.disks().filter(|disk| !left_behind.contains(disk)).collect();
         for disk in disks {
             self.remove_disk(now, disk, None);
         }
@@ -379,7 +381,7 @@ impl Shard {
     /// whose changes are only in this process's memory are included: a kill of the process would
     /// lose these changes, and then only the record of the services could show the loss.
     pub(super) fn report_exposure(&mut self, disk: DiskId) {
-        let backing = self.backings.get_mut(disk.0 as usize).and_then(Option::as_mut);
+        let backing = self.backings.get_mut(disk);
         let Some(is_exposed) = backing.and_then(|backing| backing.poll_exposure()) else { return };
         let at_risk = if is_exposed { self.engine.guests_at_risk(disk).unwrap_or(0) } else { 0 };
         let count = self.engine.failures_owed(disk) + at_risk;
@@ -454,7 +456,7 @@ impl Shard {
             (Waiting::Plain(answer), result) => reply(answer, result.map(drop).map_err(ShardError::Command)),
             (Waiting::Change(answer), result) => reply(answer, result.map_err(ShardError::Command)),
             (Waiting::Growth(answer, size_bytes), Ok(released)) => {
-                if let Some(Some(backing)) = self.backings.get_mut(disk.0 as usize) {
+                if let Some(backing) = self.backings.get_mut(disk) {
                     backing.grow(size_bytes);
                 }
                 self.files.grow(disk, size_bytes);
@@ -475,7 +477,7 @@ impl Shard {
             (Waiting::Remove(None), Err(_)) => self.commands.check_over(),
             (Waiting::Remove(answer), Ok(released)) => {
                 self.ring.arena_mut().leave(disk);
-                let backing = self.backings[disk.0 as usize].as_ref();
+                let backing = self.backings.get(disk);
                 let changed = backing.and_then(|backing| backing.change_mark());
                 let witness = backing.and_then(|backing| backing.witness()).map(ChangeDetector::keep_open);
                 let is_unflushed =
@@ -496,7 +498,7 @@ impl Shard {
                     is_closing: false,
                 };
                 self.commands.closing.insert(disk, answer.map(|answer| (answer, gone)));
-                if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
+                if let Some(backing) = self.backings.get_mut(disk) {
                     backing.close(&mut self.ring);
                 }
                 self.collect(now, disk);

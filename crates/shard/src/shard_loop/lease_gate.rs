@@ -175,7 +175,7 @@ impl Shard {
 
     /// Makes a disk's backing check the etcd lease just before each write.
     pub(super) fn gate_backing(&mut self, id: DiskId) {
-        let backing = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let backing = self.backings.get_mut(id);
         if let (Some(lease), Some(backing)) = (self.leases.get_mut(id), backing) {
             backing.set_gate(&mut self.ring, lease.clock.clone());
         }
@@ -189,7 +189,7 @@ impl Shard {
         for io in std::mem::take(&mut lease.changes) {
             self.fail(now, io.id);
         }
-        if let Some(backing) = self.backings[id.0 as usize].as_mut() {
+        if let Some(backing) = self.backings.get_mut(id) {
             backing.revoke(&mut self.ring, now);
             self.collect(now, id);
         }
@@ -274,13 +274,14 @@ impl Shard {
             return false;
         }
         lease.is_held_back = holds_back;
-        let Some(backing) = self.backings[index].as_mut() else { return true };
+        let disk = DiskId(index as u32);
+        let Some(backing) = self.backings.get_mut(disk) else { return true };
         if holds_back {
             backing.suspend(&mut self.ring, now);
         } else {
             backing.resume();
         }
-        self.collect(now, DiskId(index as u32));
+        self.collect(now, disk);
         true
     }
 }

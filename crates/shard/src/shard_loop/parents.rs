@@ -252,10 +252,10 @@ impl Shard {
         };
         self.check_connections(clone);
         let parent_bytes = parent.and_then(|parent| {
-            let backing = self.backings.get(parent.0 as usize)?.as_ref()?;
+            let backing = self.backings.get(parent)?;
             Some(backing.info().size_bytes)
         });
-        if let Some(Some(backing)) = self.backings.get_mut(clone.0 as usize) {
+        if let Some(backing) = self.backings.get_mut(clone) {
             backing.link_parent(parent_bytes);
         }
     }
@@ -290,7 +290,7 @@ impl Shard {
         let Some(parent) = self.parents.links.get(&clone).copied() else { return };
         let mut is_changed = false;
         for disk in [clone, parent] {
-            if let Some(Some(backing)) = self.backings.get(disk.0 as usize) {
+            if let Some(backing) = self.backings.get(disk) {
                 is_changed |= self.parents.has_reconnected(disk, backing.connection_changes());
             }
         }
@@ -309,7 +309,7 @@ impl Shard {
     pub(super) fn ask_parent(&mut self, now: Instant, clone: DiskId) -> bool {
         let mut progress = false;
         let mut is_checked = false;
-        while let Some(backing) = self.backings[clone.0 as usize].as_mut()
+        while let Some(backing) = self.backings.get_mut(clone)
             && let Some(read) = backing.poll_parent_read()
         {
             progress = true;
@@ -318,7 +318,7 @@ impl Shard {
                 self.check_connections(clone);
             }
             let Shard { parents, ring, engine, backings, .. } = self;
-            let backing = backings[clone.0 as usize].as_mut().expect("it has just passed on a read");
+            let backing = backings.get_mut(clone).expect("it has just passed on a read");
             match parents.ask(now, ring, engine, clone, &read, wait_max) {
                 Some(()) => engine.pass_on(now, read.io),
                 None => backing.handle_parent_read(ring, now, read.number, Err(IoError::ShuttingDown)),
@@ -331,8 +331,7 @@ impl Shard {
     /// time.
     pub(super) fn give_up_parents(&mut self, now: Instant) {
         for (clone, number) in self.parents.give_up_late(now) {
-            let backing =
-                self.backings[clone.0 as usize].as_mut().expect("a clone's backing waits for its reads");
+            let backing = self.backings.get_mut(clone).expect("a clone's backing waits for its reads");
             backing.handle_parent_read(&mut self.ring, now, number, Err(IoError::Failed));
             self.collect(now, clone);
         }
@@ -350,8 +349,7 @@ impl Shard {
             let to = CopyEnd::Buffer { id: slice.id, offset: slice.offset };
             self.areas.copy(self.ring.arena_mut(), &BufferCopy { from, to, len: slice.len });
         }
-        let backing =
-            self.backings[clone.0 as usize].as_mut().expect("a clone's backing waits for its reads");
+        let backing = self.backings.get_mut(clone).expect("a clone's backing waits for its reads");
         backing.handle_parent_read(&mut self.ring, now, number, result);
         self.collect(now, clone);
         self.make_copies();

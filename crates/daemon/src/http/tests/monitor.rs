@@ -40,6 +40,29 @@ fn metrics_come_in_the_form_that_is_asked_for() {
 }
 
 #[test]
+fn metrics_are_compressed_for_clients_that_accept_gzip() {
+    run(async |_, endpoint| {
+        let Endpoint::Unix(socket) = endpoint.clone() else { panic!("a Unix socket") };
+        let mut stream = UnixStream::connect(socket).await.unwrap();
+        let request = "GET /metrics HTTP/1.1\r\nHost: hob\r\nConnection: close\r\n\
+                       Accept-Encoding: gzip\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap();
+        let head = String::from_utf8_lossy(&answer[..end + 4]).into_owned();
+        assert_eq!(header(&head, "content-encoding"), Some("gzip"));
+        assert_eq!(header(&head, "content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+        let decoder = flate2::read::GzDecoder::new(&answer[end + 4..]);
+        let text = std::io::read_to_string(decoder).unwrap();
+        assert!(text.contains("# TYPE process_cpu_seconds_total counter\n"), "{text}");
+        let plain = ask(&endpoint, "/metrics", "").await;
+        assert_eq!(header(&plain, "content-encoding"), None);
+        assert!(plain.len() > answer.len(), "{} {}", plain.len(), answer.len());
+    });
+}
+
+#[test]
 fn health_is_a_status_for_monitors_and_json_for_programs() {
     run_with_shard(async |_, endpoint, fake| {
         let client = Client::new(endpoint.clone(), None);

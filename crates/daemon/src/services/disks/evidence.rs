@@ -10,9 +10,9 @@ use tokio::task::JoinSet;
 
 use super::Disks;
 use crate::hardware::{ChangeDetector, ChangeToken};
-use crate::services::flash::blocking;
 use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::ShardHandle;
+use crate::state::CacheOwner;
 
 /// Interval at which hob reads from each backing the evidence that the backing is unchanged.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -21,6 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 struct Look {
     name: String,
     id: DiskId,
+    owner: CacheOwner,
     /// Number of the cache's journal ring that the evidence belongs to.
     ring: u32,
     recorded: Option<ChangeToken>,
@@ -35,6 +36,7 @@ impl Look {
         Some(Look {
             name: disk.wanted.name.clone(),
             id: disk.id,
+            owner: journal.owner,
             ring: journal.ring,
             recorded: journal.evidence,
             witness: disk.measure.as_ref()?.witness.clone()?,
@@ -43,16 +45,16 @@ impl Look {
     }
 
     /// Returns the evidence of the backing's present state, if it differs from the recorded
-    /// evidence and every sector of the cache is verified.
-    async fn evidence(self) -> Option<(Look, ChangeToken)> {
-        let witness = self.witness.clone();
-        let evidence = blocking(move || witness.evidence()).await.ok()??;
-        if self.recorded == Some(evidence) {
-            return None;
-        }
-        // This check comes after the evidence was read, and locks keep other programs from writing
-        // to the backing. So if all sectors are verified now, they match the backing in the state
-        // that the evidence describes.
+    /// evidence. May block.
+    fn new_evidence(self) -> Option<(Look, ChangeToken)> {
+        let evidence = self.witness.evidence()?;
+        (self.recorded != Some(evidence)).then_some((self, evidence))
+    }
+
+    /// Returns the evidence if every sector of the cache is verified. This check comes after the
+    /// evidence was read, and locks keep other programs from writing to the backing. So if all
+    /// sectors are verified now, they match the backing in the state that the evidence describes.
+    async fn if_verified(self, evidence: ChangeToken) -> Option<(Look, ChangeToken)> {
         let is_verified = self.shard.stats(self.id).await.is_ok_and(|stats| stats.sectors_unverified == 0);
         is_verified.then_some((self, evidence))
     }
@@ -69,7 +71,10 @@ impl Disks {
 
     pub(in crate::services) async fn record_evidence_now(&self) {
         let looks: Vec<Look> = self.registry.inner().disks.values().filter_map(Look::of).collect();
-        let mut all: JoinSet<_> = looks.into_iter().map(Look::evidence).collect();
+        let question = |look: Look| (look.owner, move || look.new_evidence());
+        let changed = self.last_served.ask(looks.into_iter().map(question).collect()).await;
+        let mut all: JoinSet<_> =
+            changed.into_iter().map(|(look, evidence)| look.if_verified(evidence)).collect();
         let mut is_new = false;
         while let Some(found) = all.join_next().await {
             let Ok(Some((look, evidence))) = found else { continue };

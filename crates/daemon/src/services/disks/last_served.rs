@@ -11,10 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use tokio::task::JoinSet;
-use tokio::time::timeout;
-
 use super::Disks;
+use super::file_questions::ask_all;
 use crate::hardware::{ChangeDetector, ChangeTimes};
 use crate::services::flash::blocking;
 use crate::services::registry::{DiskEntry, DiskPhase, Registry};
@@ -141,48 +139,39 @@ impl Record {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs each of `questions`, functions that read the times of a backing's file, on its own
-    /// thread, and returns their results. A file whose filesystem hangs is left out. Later calls
-    /// also leave the file out until its filesystem has answered, so that the file does not occupy
-    /// many threads.
-    async fn ask<T, F>(&self, questions: Vec<(CacheOwner, F)>) -> Vec<T>
+    /// Runs `questions`, functions that read the state of a backing's file, on few threads, and
+    /// returns their results. A file whose filesystem hangs is left out. Later calls also leave the
+    /// file out until its filesystem has answered, so that the file does not occupy many threads.
+    pub(super) async fn ask<T, F>(&self, questions: Vec<(CacheOwner, F)>) -> Vec<T>
     where
         T: Send + 'static,
         F: FnOnce() -> Option<T> + Send + 'static,
     {
-        let (mut tasks, mut asked) = (JoinSet::new(), Vec::new());
+        let (mut asked, mut states) = (Vec::new(), Vec::new());
         for (owner, question) in questions {
             if lock(&self.hanging).contains(&owner) {
                 continue;
             }
-            let has_ended = Arc::new(AtomicBool::new(false));
-            asked.push((owner, has_ended.clone()));
+            // True while a thread waits for the file.
+            let is_waiting = Arc::new(AtomicBool::new(false));
+            states.push((owner, is_waiting.clone()));
             let all_hanging = self.hanging.clone();
-            tasks.spawn_blocking(move || {
+            asked.push(move || {
+                is_waiting.store(true, Ordering::Relaxed);
                 let answer = question();
                 // The flag is set and the entry removed under one lock, so that the caller cannot
                 // stop waiting for this question between the two steps.
                 let mut hanging = lock(&all_hanging);
-                has_ended.store(true, Ordering::Relaxed);
+                is_waiting.store(false, Ordering::Relaxed);
                 hanging.remove(&owner);
                 answer
             });
         }
-        let mut answers = Vec::new();
-        let all_answer = async {
-            while let Some(answer) = tasks.join_next().await {
-                answers.extend(answer.ok().flatten());
-            }
-        };
-        if timeout(TIMES_MAX, all_answer).await.is_err() {
-            let mut hanging = lock(&self.hanging);
-            let unanswered = asked.into_iter().filter(|(_, has_ended)| !has_ended.load(Ordering::Relaxed));
-            hanging.extend(unanswered.map(|(owner, _)| owner));
-        }
-        // Nothing is aborted: a question that has not begun must run too, because its end frees the
-        // file.
-        tasks.detach_all();
-        answers
+        let answers = ask_all(asked, TIMES_MAX).await;
+        let mut hanging = lock(&self.hanging);
+        let waiting = states.into_iter().filter(|(_, is_waiting)| is_waiting.load(Ordering::Relaxed));
+        hanging.extend(waiting.map(|(owner, _)| owner));
+        answers.into_iter().flatten().flatten().collect()
     }
 }
 

@@ -24,6 +24,7 @@ mod dirty_rescue;
 mod evidence;
 mod export_dirty;
 mod fencing;
+mod file_questions;
 mod flash_content;
 mod foreign_writer;
 mod image;

@@ -260,6 +260,12 @@ impl Disks {
 }
 
 impl DiskEntry {
+    /// Returns the name of the disk that serves this clone's parent, or is to serve it; `None` if
+    /// there is none.
+    pub(in crate::services) fn wanted_parent(&self) -> Option<&str> {
+        self.wanted.share_parent.as_ref()?.disk.as_deref()
+    }
+
     /// Returns the name of the disk that serves the clone's parent if the parent has changed since
     /// that disk was opened.
     pub(in crate::services) fn changed_parent(&self) -> Option<&str> {
@@ -271,9 +277,7 @@ impl DiskEntry {
 impl Inner {
     /// Returns the names of the clones that use a disk as their parent, including offline clones.
     pub(in crate::services) fn clones_of(&self, name: &str) -> Vec<String> {
-        let uses = |disk: &&DiskEntry| {
-            disk.wanted.share_parent.as_ref().and_then(|share| share.disk.as_deref()) == Some(name)
-        };
+        let uses = |disk: &&DiskEntry| disk.wanted_parent() == Some(name);
         self.disks.values().filter(uses).map(|disk| disk.wanted.name.clone()).collect()
     }
 

@@ -38,6 +38,10 @@ const ORPHAN_READ_MAX: Duration = Duration::from_secs(10);
 /// Maximum time for collecting the statistics of all disks.
 const ROUND_MAX: Duration = Duration::from_secs(5);
 
+/// Maximum number of disks whose statistics are requested together. A shard copies about 60 KiB for
+/// each disk, and its guests wait during this time.
+pub(in crate::services) const STATS_MAX: usize = 8;
+
 impl Observe {
     /// Returns all metrics as text. Without `latencies`, the number of disks decides how many
     /// histograms are included.
@@ -153,25 +157,48 @@ impl Observe {
         mut visit: impl FnMut(&Disk, Option<&DiskStats>),
     ) {
         let deadline = Instant::now() + ROUND_MAX;
-        let disks: Vec<(Disk, Option<(ShardHandle, DiskId)>)> = {
+        let disks: Vec<(Disk, Option<Place>)> = {
             let inner = self.registry.inner();
-            let place = |disk: &DiskEntry| match &disk.phase {
-                DiskPhase::Online(shard) => Some((shard.clone(), disk.id)),
-                _ => None,
+            let place = |disk: &DiskEntry| {
+                let DiskPhase::Online(shard) = &disk.phase else { return None };
+                let number = self.registry.shards.iter().position(|known| known.is_same(shard))?;
+                answering[number].then_some((number, disk.id))
             };
-            inner.disks.values().map(|disk| (disk.view(&inner), place(disk))).collect()
+            let places = inner.disks.values().map(place);
+            inner.disk_views().into_iter().zip(places).collect()
         };
-        for (disk, place) in disks {
-            let asked = place.filter(|(shard, _)| {
-                let number = self.registry.shards.iter().position(|known| known.is_same(shard));
-                number.is_some_and(|number| answering[number])
-            });
-            let stats = match asked {
-                Some((shard, id)) => tokio::time::timeout_at(deadline, shard.stats(id)).await.ok(),
-                None => None,
-            };
-            visit(&disk, stats.and_then(Result::ok).as_deref());
+        for some in disks.chunks(STATS_MAX) {
+            let places: Vec<Option<Place>> = some.iter().map(|(_, place)| *place).collect();
+            let all = self.stats_of(&places, deadline).await;
+            for ((disk, _), stats) in some.iter().zip(all) {
+                visit(disk, stats.as_deref());
+            }
         }
+    }
+
+    /// Returns the statistics of the disks at these places, in the same order. Each shard is asked
+    /// once for all of its disks.
+    async fn stats_of(&self, places: &[Option<Place>], deadline: Instant) -> Vec<Option<Box<DiskStats>>> {
+        let mut all = vec![None; places.len()];
+        for (number, shard) in self.registry.shards.iter().enumerate() {
+            let mut indexes = Vec::new();
+            let mut ids = Vec::new();
+            for (index, place) in places.iter().enumerate() {
+                if let Some((_, id)) = place.filter(|(on, _)| *on == number) {
+                    indexes.push(index);
+                    ids.push(id);
+                }
+            }
+            if ids.is_empty() {
+                continue;
+            }
+            let asked = tokio::time::timeout_at(deadline, shard.stats_of(ids)).await;
+            let Ok(Ok(stats)) = asked else { continue };
+            for (index, stats) in indexes.into_iter().zip(stats) {
+                all[index] = stats;
+            }
+        }
+        all
     }
 
     pub(in crate::services) fn problems(&self, answering: &[bool]) -> Vec<HealthProblem> {
@@ -251,6 +278,9 @@ impl Observe {
         problems
     }
 }
+
+/// The number of a disk's shard, and the disk's id there.
+type Place = (usize, DiskId);
 
 /// Counters of flash devices from one shard.
 pub(in crate::services) type ShardDevices = Vec<(DeviceId, DeviceCounts)>;
@@ -392,7 +422,7 @@ impl DiskEntry {
 
     fn cache_problems(&self, inner: &Inner) -> Vec<(ProblemKind, String)> {
         let mut problems = Vec::new();
-        let view = self.view(inner);
+        let view = self.view_without_clones(inner);
         let Some(cache) = view.cache else {
             let refused = inner.caches_refused.get(&self.wanted.name);
             let reason =

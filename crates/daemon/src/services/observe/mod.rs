@@ -28,7 +28,7 @@ use super::registry::Registry;
 use super::swap::Swaps;
 use super::tasks::Tasks;
 use crate::exports::Exports;
-pub(super) use health::{PING_MAX, sum};
+pub(super) use health::{PING_MAX, STATS_MAX, sum};
 pub(super) use open_files::FILES_EVERY;
 use open_files::OpenFiles;
 pub(super) use quality::{COUNT_EVERY, JUDGE_EVERY, Quality};

@@ -6,12 +6,15 @@
 use std::time::Duration;
 
 use hob_engine::stats::DiskStats;
+use hob_engine::units::DiskId;
 use tokio::time::Instant;
 
 use super::Observe;
+use super::health::STATS_MAX;
 use super::requests::expected;
 use crate::background::spawn;
 use crate::services::registry::{DiskEntry, DiskPhase};
+use crate::shard_api::ShardHandle;
 
 /// Interval between two comparisons of hits.
 pub(in crate::services) const JUDGE_EVERY: Duration = Duration::from_secs(60);
@@ -64,6 +67,12 @@ pub(in crate::services) struct Quality {
     has_crashed: bool,
     /// True while the shard's answer with the number of mismatches is outstanding.
     counting: bool,
+    /// The cache's number of I/Os to flash, and a time at or before it was read. Only shared caches
+    /// have this number.
+    flash_ios: Option<(u64, Instant)>,
+    /// `flash_ios` at the latest count of mismatches, and the time when hob last decided whether to
+    /// count.
+    counted: Option<(u64, Instant)>,
 }
 
 /// Reads of a disk in the latest complete interval of at least a minute and [`READS_TELLING`]
@@ -103,17 +112,25 @@ impl Observe {
             let segment_bytes = inner.pools.get(&spec.pool).map_or(0, |pool| pool.segment_bytes);
             let room = hob_control::Size(disk.held.len() as u64 * segment_bytes);
             let (block_size, id, shard) = (spec.block_size, disk.id, shard.clone());
+            let before = disk.quality.before;
             let (service, name) = (self.clone(), name.clone());
             spawn(async move {
                 let Ok(stats) = shard.stats(id).await else { return };
-                let Ok(sizing) = shard.sizing(id).await else { return };
-                let size = sizing.block_sizes.iter().rfind(|size| size.block_bytes <= block_size.bytes());
-                let accesses = size.map_or(0, |size| size.accesses) as f64;
-                let sample = Sample {
-                    accesses,
-                    expected_hits: accesses * expected(&sizing, room, block_size),
-                    block_bytes: block_size.bytes(),
-                    ..Sample::of(&stats)
+                let now = Sample { block_bytes: block_size.bytes(), ..Sample::of(&stats) };
+                let sample = match before.filter(|before| before.has_same_reads(&now)) {
+                    // The shard computes no curve for a disk without new reads.
+                    Some(Sample { accesses, expected_hits, .. }) => Sample { accesses, expected_hits, ..now },
+                    None => {
+                        let Ok(sizing) = shard.sizing(id).await else { return };
+                        let mut sizes = sizing.block_sizes.iter();
+                        let size = sizes.rfind(|size| size.block_bytes <= block_size.bytes());
+                        let accesses = size.map_or(0, |size| size.accesses) as f64;
+                        Sample {
+                            accesses,
+                            expected_hits: accesses * expected(&sizing, room, block_size),
+                            ..now
+                        }
+                    }
                 };
                 if let Ok(disk) = service.registry.inner().disk_mut(&name) {
                     disk.quality.note(&name, sample);
@@ -125,23 +142,44 @@ impl Observe {
     /// Counts the checksum mismatches of all disks with a configured cache, including caches whose
     /// flash is fenced.
     pub(in crate::services) fn count_mismatches(&self) {
+        let mut by_shard: Vec<(ShardHandle, Vec<(String, DiskId)>)> = Vec::new();
         for (name, disk) in &mut self.registry.inner().disks {
             let (DiskPhase::Online(shard), Some(_), false) =
                 (&disk.phase, disk.cache(), disk.quality.counting)
             else {
                 continue;
             };
-            let (service, name, shard, id) = (self.clone(), name.clone(), shard.clone(), disk.id);
+            if !disk.quality.needs_count(Instant::now()) {
+                continue;
+            }
+            let counted = (name.clone(), disk.id);
+            match by_shard.iter_mut().find(|(other, _)| other.is_same(shard)) {
+                Some((_, disks)) => disks.push(counted),
+                None => by_shard.push((shard.clone(), vec![counted])),
+            }
             disk.quality.counting = true;
-            spawn(async move {
-                let stats = shard.stats(id).await;
-                if let Ok(disk) = service.registry.inner().disk_mut(&name) {
-                    disk.quality.counting = false;
-                    if let Ok(stats) = stats {
-                        disk.quality.count(stats.checksum_mismatches, Instant::now());
-                    }
+        }
+        for (shard, disks) in by_shard {
+            let service = self.clone();
+            spawn(async move { service.count_mismatches_of(&shard, &disks).await });
+        }
+    }
+
+    /// Counts the checksum mismatches of these disks of a shard.
+    async fn count_mismatches_of(&self, shard: &ShardHandle, disks: &[(String, DiskId)]) {
+        for some in disks.chunks(STATS_MAX) {
+            let ids = some.iter().map(|(_, id)| *id).collect();
+            // A shard that does not answer is reported elsewhere.
+            let counts = shard.checksum_mismatches(ids).await.unwrap_or_default();
+            let mut inner = self.registry.inner();
+            for (index, (name, id)) in some.iter().enumerate() {
+                let Ok(disk) = inner.disk_mut(name) else { continue };
+                disk.quality.counting = false;
+                match counts.get(index).copied().flatten().filter(|_| disk.id == *id) {
+                    Some(count) => disk.quality.count(count, Instant::now()),
+                    None => disk.quality.counted = None,
                 }
-            });
+            }
         }
     }
 }
@@ -156,6 +194,12 @@ impl Sample {
             blocks_cached: stats.blocks_cached,
             ..Sample::default()
         }
+    }
+
+    /// Returns true if the disk was not read between the two samples, and its cache has the same
+    /// size.
+    fn has_same_reads(&self, other: &Sample) -> bool {
+        self.reads == other.reads && self.blocks == other.blocks && self.block_bytes == other.block_bytes
     }
 
     /// Returns the actual and the predicted hit ratio since `before` in percent, if the actual hit
@@ -185,6 +229,22 @@ impl Quality {
     /// cleanly, and false after a crash.
     pub(in crate::services) fn recovered(&mut self, was_closed: bool) {
         self.has_crashed = !was_closed;
+    }
+
+    /// Records the number of I/Os of a shared cache to flash, which was read at `at` or later.
+    pub(in crate::services) fn note_flash_ios(&mut self, ios: u64, at: Instant) {
+        self.flash_ios = Some((ios, at));
+    }
+
+    /// Returns false if the cache has had no I/O to flash since the latest count, and so no new
+    /// mismatch. If this function returns true, the caller counts the mismatches now.
+    fn needs_count(&mut self, now: Instant) -> bool {
+        let before = self.counted;
+        self.counted = self.flash_ios.map(|(ios, _)| (ios, now));
+        match (self.flash_ios, before) {
+            (Some((ios, at)), Some((counted, decided))) => ios != counted || at <= decided,
+            _ => true,
+        }
     }
 
     pub(in crate::services) fn count(&mut self, mismatches: u64, at: Instant) {
@@ -269,6 +329,34 @@ mod tests {
             blocks_cached: before.blocks_cached + filled,
             block_bytes: 4096,
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn mismatches_are_counted_only_after_new_flash_io() {
+        let mut quality = Quality::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        // The number of I/Os of a cache with a fixed size is unknown.
+        assert!(quality.needs_count(at(0)) && quality.needs_count(at(3)));
+        quality.note_flash_ios(5, at(4));
+        assert!(quality.needs_count(at(6)));
+        quality.note_flash_ios(5, at(8));
+        assert!(!quality.needs_count(at(9)));
+        assert!(quality.needs_count(at(12)), "the number is as old as the latest decision");
+        quality.note_flash_ios(6, at(14));
+        assert!(quality.needs_count(at(15)));
+        // The shard did not answer.
+        quality.counted = None;
+        quality.note_flash_ios(6, at(16));
+        assert!(quality.needs_count(at(18)));
+    }
+
+    #[test]
+    fn a_disk_without_reads_keeps_its_predicted_hits() {
+        let before = later(Sample::default(), 5000, 100, 200, 10);
+        assert!(before.has_same_reads(&later(before, 0, 0, 0, 10)));
+        assert!(!before.has_same_reads(&later(before, 1, 0, 0, 0)));
+        assert!(!before.has_same_reads(&Sample { blocks: 20_000, ..before }));
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,7 @@
 //! API views of pools and disks. The functions here send no request to a shard or a device.
 
+use std::collections::BTreeMap;
+
 use hob_control::{
     Admission, Cache, CacheState, Device, DeviceState, Dirty, Disk, DiskChanged, DiskState as DiskLife,
     IoMode, Pool, Size, Version,
@@ -17,7 +19,7 @@ use crate::stripe;
 impl Observe {
     pub(crate) fn disks(&self) -> Vec<Disk> {
         let inner = self.registry.inner();
-        let mut disks: Vec<Disk> = inner.disks.values().map(|disk| disk.view(&inner)).collect();
+        let mut disks = inner.disk_views();
         drop(inner);
         disks.iter_mut().for_each(|disk| self.add_detail(disk));
         disks
@@ -106,6 +108,22 @@ impl DeviceEntry {
 }
 
 impl Inner {
+    /// Returns the views of all disks in the order of their names. One pass over the disks finds
+    /// the clones of all parents.
+    pub(in crate::services) fn disk_views(&self) -> Vec<Disk> {
+        let mut clones: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for disk in self.disks.values() {
+            if let Some(parent) = disk.wanted_parent() {
+                clones.entry(parent).or_default().push(disk.wanted.name.clone());
+            }
+        }
+        let view = |disk: &DiskEntry| {
+            let clones = clones.remove(disk.wanted.name.as_str()).unwrap_or_default();
+            Disk { clones, ..disk.view_without_clones(self) }
+        };
+        self.disks.values().map(view).collect()
+    }
+
     /// Returns the path of a flash device of the disk's cache that does not answer; `None` if none
     /// hangs.
     pub(in crate::services) fn silent_flash(&self, disk: &str) -> Option<String> {
@@ -116,6 +134,12 @@ impl Inner {
 
 impl DiskEntry {
     pub(in crate::services) fn view(&self, inner: &Inner) -> Disk {
+        Disk { clones: inner.clones_of(&self.wanted.name), ..self.view_without_clones(inner) }
+    }
+
+    /// Returns the view with an empty list of clones. The list takes time in proportion to the
+    /// number of all disks.
+    pub(in crate::services) fn view_without_clones(&self, inner: &Inner) -> Disk {
         let (state, reason) = match &self.phase {
             DiskPhase::Online(_) => (DiskLife::Online, None),
             DiskPhase::Offline(reason) => (DiskLife::Offline, Some(reason.clone())),
@@ -192,7 +216,7 @@ impl DiskEntry {
             migration: None,
             parent: self.parent_view().0,
             parent_reason: self.parent_view().1,
-            clones: inner.clones_of(&self.wanted.name),
+            clones: Vec::new(),
         }
     }
 

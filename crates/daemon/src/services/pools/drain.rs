@@ -9,12 +9,13 @@
 mod tasks;
 mod waiting;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hob_control::{Dirty, DiskChanged, DrainFor, Size, Verification};
 use hob_engine::command::{CacheChange, CommandError, Copies, Mode, Vacate};
 use hob_engine::stats::DiskStats;
-use hob_engine::units::{DiskId, SECTOR_BYTES};
+use hob_engine::units::{DeviceId, DiskId, SECTOR_BYTES};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -23,6 +24,7 @@ use super::caches::no_cache;
 use crate::api_error::{ApiError, Result, conflict};
 use crate::background::spawn;
 use crate::cache_settings::engine_config;
+use crate::services::observe::STATS_MAX;
 use crate::services::registry::{DRAINING, SHRINKING, is_own_work};
 use crate::services::registry::{DiskEntry, DiskPhase};
 use crate::shard_api::{ShardError, ShardHandle};
@@ -277,21 +279,61 @@ impl Pools {
 
     /// Queries the dirty data of every cache that can have dirty data.
     pub(in crate::services) fn look_at_dirty(&self) {
-        let mut inner = self.registry.inner();
-        for (name, disk) in &mut inner.disks {
+        let mut by_shard: Vec<(ShardHandle, Vec<(String, DiskId)>)> = Vec::new();
+        for (name, disk) in &mut self.registry.inner().disks {
             let can_be_dirty = disk.has_cache && disk.cache().is_some_and(|spec| spec.journal.is_some());
             let DiskPhase::Online(shard) = &disk.phase else { continue };
             if !can_be_dirty || disk.watch.asking {
                 continue;
             }
-            let (service, name, shard, id) = (self.clone(), name.clone(), shard.clone(), disk.id);
+            let looked_at = (name.clone(), disk.id);
+            match by_shard.iter_mut().find(|(other, _)| other.is_same(shard)) {
+                Some((_, disks)) => disks.push(looked_at),
+                None => by_shard.push((shard.clone(), vec![looked_at])),
+            }
             disk.watch.asking = true;
-            spawn(async move {
-                service.look(&name, &shard, id).await;
-                if let Ok(disk) = service.registry.inner().disk_mut(&name) {
-                    disk.watch.asking = false;
+        }
+        for (shard, disks) in by_shard {
+            let service = self.clone();
+            spawn(async move { service.look_at_disks(&shard, disks).await });
+        }
+    }
+
+    /// Reads the amount of dirty data of these disks from their shard, several disks at a time.
+    /// Replicas that are complete are announced afterwards, because etcd may answer slowly.
+    async fn look_at_disks(&self, shard: &ShardHandle, disks: Vec<(String, DiskId)>) {
+        let mut doubled: BTreeMap<&str, DeviceId> = BTreeMap::new();
+        for some in disks.chunks(STATS_MAX) {
+            let peers: Vec<_> = some.iter().map(|(name, _)| self.peer_device_of(name)).collect();
+            let ids = some.iter().map(|(_, id)| *id).collect();
+            // A shard that does not answer is reported elsewhere.
+            let Ok(all) = shard.stats_of(ids).await else { break };
+            let mut inner = self.registry.inner();
+            for (((name, id), peer), stats) in some.iter().zip(peers).zip(all) {
+                let (Some(stats), Ok(disk)) = (stats, inner.disk_mut(name)) else { continue };
+                if disk.id != *id {
+                    continue;
                 }
-            });
+                disk.watch.note(&stats, Instant::now());
+                doubled.extend(peer.filter(|_| stats.doubled).map(|peer| (name.as_str(), peer)));
+            }
+        }
+        for (name, _) in &disks {
+            if let Some(peer) = doubled.get(name.as_str()) {
+                let (service, name, peer) = (self.clone(), name.clone(), *peer);
+                spawn(async move {
+                    service.say_doubled(&name, peer).await;
+                    service.note_looked_at(&name);
+                });
+            } else {
+                self.note_looked_at(name);
+            }
+        }
+    }
+
+    fn note_looked_at(&self, name: &str) {
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.watch.asking = false;
         }
     }
 

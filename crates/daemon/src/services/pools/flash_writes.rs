@@ -316,6 +316,7 @@ impl Pools {
         let members = self.flash_members().await;
         let mut orders: Vec<(ShardHandle, Orders)> = Vec::new();
         let mut inner = self.registry.inner();
+        let shards = inner.shards_of_disks();
         for (name, members) in members {
             let Ok(entry) = inner.pool_mut(&name) else { continue };
             let pool_bytes = entry.local_bytes();
@@ -323,8 +324,7 @@ impl Pools {
             entry.flash_writes.round(pool_bytes, &counted, &members);
             let allowances = entry.flash_writes.allowances.clone();
             for member in members {
-                let disk = inner.disks.values().find(|disk| disk.id == member.disk);
-                let Some(DiskPhase::Online(shard)) = disk.map(|disk| &disk.phase) else { continue };
+                let Some(shard) = shards.get(&member.disk) else { continue };
                 let order = (member.disk, allowances.get(&member.disk).copied());
                 match orders.iter_mut().find(|(other, _)| other.is_same(shard)) {
                     Some((_, orders)) => orders.push(order),
@@ -413,6 +413,15 @@ impl PoolEntry {
 }
 
 impl Inner {
+    /// Returns the shard of each online disk.
+    fn shards_of_disks(&self) -> BTreeMap<DiskId, ShardHandle> {
+        let place = |disk: &DiskEntry| match &disk.phase {
+            DiskPhase::Online(shard) => Some((disk.id, shard.clone())),
+            _ => None,
+        };
+        self.disks.values().filter_map(place).collect()
+    }
+
     /// Returns the pools whose budgets are exceeded, and why.
     pub(in crate::services) fn flash_write_problems(&self) -> Vec<(String, String)> {
         let problem = |(name, entry): (&String, &PoolEntry)| {

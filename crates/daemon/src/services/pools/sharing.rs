@@ -250,6 +250,7 @@ impl Pools {
         for (shard, caches) in by_shard {
             let (caches, asked): (Vec<Participant>, Vec<CountsAsked>) = caches.into_iter().unzip();
             let mut counts = Vec::with_capacity(caches.len());
+            let asked_at = Clock::now();
             for some in asked.chunks(ASKED_MAX) {
                 // A shard that does not answer is reported elsewhere.
                 let Ok(more) = shard.disk_counts(some.to_vec()).await else { break };
@@ -260,6 +261,11 @@ impl Pools {
                 let miss_cost_ns = miss_costs.entry(cache.id).or_default().update(&backing, &flash);
                 if let Some(curve) = curve {
                     curves.insert(cache.id, (reads, curve));
+                }
+                if let Ok(disk) = self.registry.inner().disk_mut(&cache.name)
+                    && disk.id == cache.id
+                {
+                    disk.quality.note_flash_ios(flash.ios, asked_at);
                 }
                 let dirty_segments = dirty_bytes.div_ceil(segment_bytes);
                 participants.push(Participant { dirty_segments, miss_cost_ns, reads, ..cache });

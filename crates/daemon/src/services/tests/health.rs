@@ -332,6 +332,64 @@ fn a_backing_that_is_not_connected_is_a_problem_and_no_shard_is_asked() {
     });
 }
 
+/// Number of disks in the tests of queries about many disks.
+const MANY: usize = 24;
+
+#[test]
+fn metrics_ask_a_shard_for_several_disks_at_once() {
+    run(async |bench| {
+        for number in 0..MANY {
+            bench.disk(&format!("vm{number}")).await;
+        }
+        bench.shard.take_received();
+        let page = metrics(&bench).await;
+        let received = bench.shard.take_received();
+        assert!(received <= MANY / 2, "{received} calls for {MANY} disks");
+        let of_disks = page.lines().filter(|line| line.starts_with("hob_disk_reads_total{"));
+        assert_eq!(of_disks.count(), MANY, "{page}");
+    });
+}
+
+#[test]
+fn counts_of_mismatches_ask_a_shard_for_several_disks_at_once() {
+    run(async |bench| {
+        bench.pool(&["a"], 4 * MANY as u64).await;
+        for number in 0..MANY {
+            let name = format!("vm{number}");
+            bench.disk(&name).await;
+            bench.cache(&name, 1).await.unwrap();
+        }
+        for _ in 0..2 {
+            bench.shard.take_received();
+            bench.services.observe.count_mismatches();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let received = bench.shard.take_received();
+            assert!((1..=MANY / 2).contains(&received), "{received} calls for {MANY} disks");
+        }
+    });
+}
+
+#[test]
+fn dirty_data_of_several_disks_is_read_in_one_call() {
+    run(async |bench| {
+        bench.pool(&["a"], 8 * MANY as u64).await;
+        for number in 0..MANY {
+            let name = format!("vm{number}");
+            bench.disk(&name).await;
+            bench.cache_with(&name, 1, r#"{"persistent": true}"#).await.unwrap();
+        }
+        for _ in 0..2 {
+            bench.shard.take_received();
+            bench.services.pools.look_at_dirty();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let received = bench.shard.take_received();
+            assert!((1..=MANY / 2).contains(&received), "{received} calls for {MANY} disks");
+        }
+        let shown = bench.services.observe.disk("vm0").unwrap().cache.unwrap().dirty.unwrap();
+        assert_eq!(shown.size, Size(0));
+    });
+}
+
 #[test]
 fn checksum_mismatches_are_a_problem_with_their_number() {
     run(async |bench| {

@@ -113,6 +113,9 @@ fn clones_of_an_image_share_a_disk_until_the_image_changes() {
         let disk = |name: &str| bench.services.observe.disk(name).unwrap();
         let golden = disk("base.img");
         assert_eq!((golden.state, golden.clones), (DiskLife::Online, vec!["a".to_owned(), "b".to_owned()]));
+        let all = bench.services.observe.disks();
+        let listed = all.iter().find(|disk| disk.name == "base.img").unwrap();
+        assert_eq!(listed.clones, ["a", "b"]);
         assert_eq!((disk("a").parent, disk("b").parent), (Some("base.img".into()), Some("base.img".into())));
         bench.services.disks.check_parents().await;
         assert_eq!(disk("a").parent_reason, None, "it is unchanged");

@@ -70,6 +70,28 @@ fn shared_capacity_follows_the_reads() {
 }
 
 #[test]
+fn checksum_mismatches_of_an_idle_shared_cache_are_not_counted_again() {
+    run(async |bench| {
+        bench.pool(&["a"], 8).await;
+        bench.disk("one").await;
+        bench.share("one", "{}").await.unwrap();
+        let calls_to_count = async || {
+            bench.services.pools.round("p").await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            bench.shard.take_received();
+            bench.services.observe.count_mismatches();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            bench.shard.take_received()
+        };
+        bench.read_again("one", 1);
+        assert_eq!(calls_to_count().await, 1);
+        assert_eq!(calls_to_count().await, 0, "no I/O to flash since the count");
+        bench.read_again("one", 1);
+        assert_eq!(calls_to_count().await, 1);
+    });
+}
+
+#[test]
 fn a_cache_that_becomes_persistent_takes_space_for_its_journal_from_shared_caches() {
     run(async |bench| {
         bench.pool(&["a"], 12).await;
