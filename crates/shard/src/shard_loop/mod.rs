@@ -6,6 +6,7 @@
 
 mod abandon;
 mod areas;
+mod backings;
 mod cache_transfer;
 mod clients;
 mod commands;
@@ -29,7 +30,7 @@ use hob_engine::units::{DiskId, Instant, IoId};
 use hob_engine::{Engine, Limits};
 use hob_frontends::fuse::Session;
 use hob_nbd::Extent;
-use hob_storage::backing::{Backing, StatusExtent};
+use hob_storage::backing::StatusExtent;
 use hob_storage::flash::Flash;
 use hob_storage::ring::{Completion, Ring, RingConfig, RingError};
 use hob_storage::token::Token;
@@ -37,6 +38,7 @@ use hob_storage::unflushed_mark::UnflushedMark;
 
 use crate::api::{Answer, EventSender, ShardCall, ShardEvent, ShardHandle};
 use areas::Areas;
+use backings::Backings;
 use cache_transfer::CacheTransfers;
 use clients::Clients;
 use commands::Commands;
@@ -130,8 +132,7 @@ struct Shard {
     ring: Ring,
     engine: Engine,
     flash: Flash,
-    /// Backings, indexed by disk id.
-    backings: Vec<Option<Backing>>,
+    backings: Backings,
     /// Marks of the disks whose unflushed changes are lost if this process is killed.
     marks: BTreeMap<DiskId, UnflushedMark>,
     areas: Areas,
@@ -177,7 +178,7 @@ impl Shard {
             ring,
             engine,
             flash,
-            backings: Vec::new(),
+            backings: Backings::default(),
             marks: BTreeMap::new(),
             areas: Areas::default(),
             clients: Clients::default(),
@@ -282,7 +283,7 @@ impl Shard {
             }
             Token::BACKING | Token::PEER..=Token::PEER_LAST => {
                 let disk = DiskId(u32::from(token.owner()));
-                if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
+                if let Some(backing) = self.backings.get_mut(disk) {
                     backing.handle_completion(&mut self.ring, now, completion);
                     self.collect(now, disk);
                 }
@@ -318,16 +319,14 @@ impl Shard {
         while self.ask_parent(now, disk) {
             self.collect_done(now, disk);
         }
-        while let Some((id, status)) =
-            self.backings[disk.0 as usize].as_mut().and_then(|backing| backing.poll_status())
-        {
+        while let Some((id, status)) = self.backings.get_mut(disk).and_then(|backing| backing.poll_status()) {
             self.answer_status(
                 disk,
                 id,
                 status.map(|extents| extents.iter().flat_map(wire_extents).collect()),
             );
         }
-        let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
+        let Some(backing) = self.backings.get_mut(disk) else { return };
         if backing.is_lost() && self.engine.role(disk) != Some(Role::Away) {
             let why = backing.loss_reason();
             self.engine.revoke(now, disk);
@@ -336,7 +335,7 @@ impl Shard {
         if backing.is_closed() {
             let (changed, has_lost) = (backing.change_mark(), backing.has_lost());
             let description = backing.info().description.clone();
-            self.backings[disk.0 as usize] = None;
+            self.backings.remove(disk);
             match self.marks.remove(&disk) {
                 // The mark stays, so that the next daemon reports the loss to the guests.
                 Some(mark) if has_lost && mark.has_guests() => tracing::error!(
@@ -351,7 +350,7 @@ impl Shard {
     }
 
     fn collect_done(&mut self, now: Instant, disk: DiskId) {
-        let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
+        let Some(backing) = self.backings.get_mut(disk) else { return };
         if backing.take_loss() {
             self.engine.handle_loss(now, disk);
         }
@@ -468,7 +467,7 @@ impl Shard {
                 self.flash.submit(&mut self.ring, io, pages);
                 self.collect_flash(now);
             }
-            Target::Backing(disk) => match self.backings[disk.0 as usize].as_mut() {
+            Target::Backing(disk) => match self.backings.get_mut(disk) {
                 Some(backing) => {
                     backing.submit(&mut self.ring, now, io);
                     self.collect(now, disk);
@@ -487,7 +486,7 @@ impl Shard {
     /// calls.
     fn answer_query(&mut self, now: Instant) -> bool {
         let Some((disk, query)) = self.clients.poll_status() else { return false };
-        let allocation = match self.backings[disk.0 as usize].as_mut() {
+        let allocation = match self.backings.get_mut(disk) {
             Some(_) if !query.allocation => Ok(Vec::new()),
             // A hole of the backing may be dirty data in flash; a client that skips the hole would
             // lose data. Writes after the query do not matter.
@@ -518,13 +517,14 @@ impl Shard {
             self.flash.handle_timeout(&mut self.ring);
             self.collect_flash(now);
         }
-        for disk in 0..self.backings.len() {
-            if let Some(backing) = self.backings[disk].as_mut()
+        for disk in self.backings.expired(now) {
+            // The timeout of another disk may have changed this one.
+            if let Some(backing) = self.backings.get_mut(disk)
                 && backing.poll_timeout().is_some_and(|at| at <= now)
             {
                 progress = true;
                 backing.handle_timeout(&mut self.ring, now);
-                self.collect(now, DiskId(disk as u32));
+                self.collect(now, disk);
             }
         }
         if self.clients.poll_timeout().is_some_and(|at| at <= now) {
@@ -547,15 +547,15 @@ impl Shard {
     /// `spin_max`, or wait until several events have arrived. Sleeps during I/O of the engine and
     /// other sleeps are remembered separately: the previous sleep is the last one of the same kind.
     fn sleep(&mut self) {
-        let backings = self.backings.iter().flatten().filter_map(Backing::poll_timeout);
         let timers = [
+            self.backings.poll_timeout(),
             self.engine.poll_timeout(),
             self.flash.poll_timeout(),
             self.clients.poll_timeout(),
             self.transfers.poll_timeout(),
             self.parents.poll_timeout(),
         ];
-        let due = backings.chain(timers.into_iter().flatten()).min();
+        let due = timers.into_iter().flatten().min();
         let before = self.now();
         let due = due.into_iter().chain(self.leases.poll_timeout(before)).min();
         let timeout = due.map(|at| Duration::from_nanos(at - before));

@@ -97,6 +97,7 @@ impl Disks {
     /// pool is in use for long, because one of its devices hangs, the cache is invalidated later.
     /// The disk is not opened before.
     async fn lose_clean(&self, name: &str, error: &ApiError, owner: OwnerId, flash: Flash) {
+        self.save_clean(name).await;
         let guard = self.registry.guard_disk(name, CLEARING);
         let disk = name.to_owned();
         let invalidate = async move {
@@ -109,7 +110,6 @@ impl Disks {
         match guard {
             Ok(guard) => {
                 self.take_offline(name, error).await;
-                self.save_clean(name).await;
                 wait_briefly(async move {
                     invalidate.await;
                     drop(guard);
@@ -120,7 +120,6 @@ impl Disks {
             Err(_) => {
                 invalidate.await;
                 self.take_offline(name, error).await;
-                self.save_clean(name).await;
             }
         }
     }
