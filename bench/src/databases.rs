@@ -8,7 +8,7 @@
 //! on a loop device with direct I/O. A control group limits the page cache to less than the data.
 //! All disks of a set exist at the same time. Each round measures every workload on every disk, one
 //! after the other, in a rotating order. Results are medians of the rounds. A first round warms the
-//! caches and is not counted.
+//! caches and is not counted; it repeats workloads that only read until their rates no longer rise.
 
 mod acceptance;
 mod disk;
@@ -157,8 +157,9 @@ fn measure(
                 interrupt.check()?;
                 let at = (turn + round as usize) % disks.len();
                 let disk = &mut disks[at];
-                let rate = (workload.run)(disk, scale)
-                    .with_context(|| format!("{} on {}", workload.name, disk.way.name()))?;
+                let run =
+                    if round == 0 { workload.warm_up(disk, scale) } else { (workload.run)(disk, scale) };
+                let rate = run.with_context(|| format!("{} on {}", workload.name, disk.way.name()))?;
                 let note = if round == 0 { "warm-up" } else { "" };
                 println!(
                     "{:<28} {:<14} {rate:>10.1} {} {note}",

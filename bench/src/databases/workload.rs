@@ -75,12 +75,39 @@ pub(crate) enum Better {
     Less,
 }
 
+/// Maximum number of warm-up runs of a workload on a disk.
+const WARM_UPS_MAX: u32 = 20;
+
+/// Increase of the rate up to which a warm-up run counts as equal to the best one before.
+const STEADY: f64 = 1.05;
+
 /// A workload of the benchmark.
 pub(crate) struct Workload {
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
     pub(crate) better: Better,
+    /// True if the workload only reads. Its first runs load the cache.
+    pub(crate) reads_only: bool,
     pub(crate) run: fn(&mut Disk, &Scale) -> Result<f64>,
+}
+
+impl Workload {
+    /// Runs the workload on a disk whose cache may be empty. Repeats a workload that only reads until
+    /// its rate no longer rises, because its results are those of a steady state. Returns the last
+    /// rate.
+    pub(crate) fn warm_up(&self, disk: &mut Disk, scale: &Scale) -> Result<f64> {
+        let mut last = (self.run)(disk, scale)?;
+        let (mut best, mut steady_runs) = (last, 0);
+        for _ in 1..WARM_UPS_MAX {
+            if !self.reads_only || steady_runs == 2 {
+                break;
+            }
+            last = (self.run)(disk, scale)?;
+            steady_runs = if last > best * STEADY { 0 } else { steady_runs + 1 };
+            best = best.max(last);
+        }
+        Ok(last)
+    }
 }
 
 pub(crate) const SELECT_ONLY: &str = "PostgreSQL, select-only";
@@ -90,14 +117,18 @@ pub(crate) const UNPACK: &str = "unpack a source tree, sync";
 pub(crate) const FLUSHES: &str = "flush beside writes, p99";
 
 pub(crate) const WORKLOADS: [Workload; 7] = [
-    Workload { name: SELECT_ONLY, unit: "transactions/s", better: More, run: select_only },
-    Workload { name: TPC_B, unit: "transactions/s", better: More, run: tpc_b },
-    Workload { name: FLUSHES, unit: "µs", better: Less, run: flushes::p99 },
-    Workload { name: FILL_RANDOM, unit: "operations/s", better: More, run: fill_random },
-    Workload { name: "RocksDB, readrandom", unit: "operations/s", better: More, run: read_random },
-    Workload { name: UNPACK, unit: "files/s", better: More, run: unpack },
-    Workload { name: "git add and commit, sync", unit: "files/s", better: More, run: git },
+    Workload { reads_only: true, ..rate(SELECT_ONLY, "transactions/s", select_only) },
+    rate(TPC_B, "transactions/s", tpc_b),
+    Workload { better: Less, ..rate(FLUSHES, "µs", flushes::p99) },
+    rate(FILL_RANDOM, "operations/s", fill_random),
+    Workload { reads_only: true, ..rate("RocksDB, readrandom", "operations/s", read_random) },
+    rate(UNPACK, "files/s", unpack),
+    rate("git add and commit, sync", "files/s", git),
 ];
+
+const fn rate(name: &'static str, unit: &'static str, run: fn(&mut Disk, &Scale) -> Result<f64>) -> Workload {
+    Workload { name, unit, better: More, reads_only: false, run }
+}
 
 fn select_only(disk: &mut Disk, scale: &Scale) -> Result<f64> {
     pgbench(disk, scale, &["--select-only"])
