@@ -157,34 +157,38 @@ impl Observe {
         mut visit: impl FnMut(&Disk, Option<&DiskStats>),
     ) {
         let deadline = Instant::now() + ROUND_MAX;
-        let disks: Vec<(Disk, Option<Place>)> = {
+        let disks: Vec<(Disk, Option<ShardAndId>)> = {
             let inner = self.registry.inner();
-            let place = |disk: &DiskEntry| {
+            let position = |disk: &DiskEntry| {
                 let DiskPhase::Online(shard) = &disk.phase else { return None };
                 let number = self.registry.shards.iter().position(|known| known.is_same(shard))?;
                 answering[number].then_some((number, disk.id))
             };
-            let places = inner.disks.values().map(place);
-            inner.disk_views().into_iter().zip(places).collect()
+            let positions = inner.disks.values().map(position);
+            inner.disk_views().into_iter().zip(positions).collect()
         };
         for some in disks.chunks(STATS_MAX) {
-            let places: Vec<Option<Place>> = some.iter().map(|(_, place)| *place).collect();
-            let all = self.stats_of(&places, deadline).await;
+            let positions: Vec<Option<ShardAndId>> = some.iter().map(|(_, position)| *position).collect();
+            let all = self.stats_of(&positions, deadline).await;
             for ((disk, _), stats) in some.iter().zip(all) {
                 visit(disk, stats.as_deref());
             }
         }
     }
 
-    /// Returns the statistics of the disks at these places, in the same order. Each shard is asked
+    /// Returns the statistics of the disks at these positions, in the same order. Each shard is asked
     /// once for all of its disks.
-    async fn stats_of(&self, places: &[Option<Place>], deadline: Instant) -> Vec<Option<Box<DiskStats>>> {
-        let mut all = vec![None; places.len()];
+    async fn stats_of(
+        &self,
+        positions: &[Option<ShardAndId>],
+        deadline: Instant,
+    ) -> Vec<Option<Box<DiskStats>>> {
+        let mut all = vec![None; positions.len()];
         for (number, shard) in self.registry.shards.iter().enumerate() {
             let mut indexes = Vec::new();
             let mut ids = Vec::new();
-            for (index, place) in places.iter().enumerate() {
-                if let Some((_, id)) = place.filter(|(on, _)| *on == number) {
+            for (index, position) in positions.iter().enumerate() {
+                if let Some((_, id)) = position.filter(|(on, _)| *on == number) {
                     indexes.push(index);
                     ids.push(id);
                 }
@@ -280,7 +284,7 @@ impl Observe {
 }
 
 /// The number of a disk's shard, and the disk's id there.
-type Place = (usize, DiskId);
+type ShardAndId = (usize, DiskId);
 
 /// Counters of flash devices from one shard.
 pub(in crate::services) type ShardDevices = Vec<(DeviceId, DeviceCounts)>;
