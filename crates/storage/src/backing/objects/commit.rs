@@ -155,7 +155,13 @@ impl Disk {
             result = result.and(out.expect("writing out does not panic"));
         }
         if result.is_ok() {
-            result = self.publish(point, after).await.map_err(|error| io_error(&error));
+            // The next manifest does not name these objects either, and may need their space.
+            let is_freeing = self.delete_unpublished();
+            let mut published = self.publish(point, after).await;
+            if is_freeing && matches!(published, Err(StoreError::NoSpace(_))) && self.deleted().await {
+                published = self.publish(point, after).await;
+            }
+            result = published.map_err(|error| io_error(&error));
         }
         if std::mem::take(&mut self.state().missed) {
             // Another owner of the disk may have deleted the object.

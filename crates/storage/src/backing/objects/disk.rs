@@ -488,10 +488,13 @@ impl Disk {
     }
 
     /// Begins to delete the unreferenced objects that no manifest names. The other unreferenced
-    /// objects are needed until the next manifest is durable.
-    fn delete_unpublished(self: &Arc<Self>) {
+    /// objects are needed until the next manifest is durable. Returns true if there are objects to
+    /// delete.
+    pub(super) fn delete_unpublished(self: &Arc<Self>) -> bool {
         let names = self.state().take_unpublished(self.epoch);
+        let is_freeing = !names.is_empty();
         self.forget(names);
+        is_freeing
     }
 
     /// Deletes unreferenced objects in the background, after a manifest is durable or if no

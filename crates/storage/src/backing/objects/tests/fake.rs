@@ -21,6 +21,8 @@ struct Stock {
     puts: u64,
     /// Maximum number of objects with data, and the error for puts of further ones.
     data_max: Option<(usize, StoreError)>,
+    /// Maximum number of objects, and the error for puts of further ones.
+    objects_max: Option<(usize, StoreError)>,
 }
 
 /// When a client fails.
@@ -96,6 +98,11 @@ impl Shop {
         self.stock().data_max = Some((objects, error));
     }
 
+    /// Refuses puts with this error while the store has this number of objects.
+    pub(super) fn limit_objects(&self, objects: usize, error: StoreError) {
+        self.stock().objects_max = Some((objects, error));
+    }
+
     pub(super) fn remove(&self, name: Name) -> Bytes {
         self.stock().objects.remove(&name).expect("it was there")
     }
@@ -141,6 +148,11 @@ impl Shop {
         }
         if let (Name::Data(..), Some((most, error))) = (name, &stock.data_max)
             && stock.objects.keys().filter(|name| matches!(name, Name::Data(..))).count() >= *most
+        {
+            return Err(error.clone());
+        }
+        if let Some((most, error)) = &stock.objects_max
+            && stock.objects.len() >= *most
         {
             return Err(error.clone());
         }

@@ -46,6 +46,24 @@ fn a_full_store_loses_objects_that_no_manifest_names() {
     }
 }
 
+/// The store has space for the objects with data, and none for the manifest that names them.
+#[test]
+fn a_store_without_space_for_a_manifest_loses_objects_that_no_manifest_names() {
+    for error in [no_space(), StoreError::Full("507".into())] {
+        block_on(async {
+            let shop = shop_of(SIZE).await;
+            let disk = open(shop.client(), &me()).await.unwrap();
+            write_object(&disk, 0, 1).await;
+            write_object(&disk, 0, 2).await;
+            assert_eq!(shop.count("data"), 2);
+            shop.limit_objects(shop.count(""), error.clone());
+            disk.flush().await.unwrap();
+            assert_eq!(shop.count("data"), 1, "{error}");
+            assert!(object_in(&shop, 0).await == pattern(OBJECT, 2));
+        });
+    }
+}
+
 /// The store has the last flush point until the next one is complete. A discard frees the object
 /// with the next flush, which needs space for a manifest only.
 #[test]
