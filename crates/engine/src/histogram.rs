@@ -9,21 +9,25 @@ const HIGH_BITS: u32 = 37;
 const BUCKETS: usize = (HIGH_BITS - LOW_BITS) as usize * SUB + 1;
 
 /// A histogram of latencies.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Histogram {
-    /// Values per bucket; `None` without values. A disk has a histogram for each outcome, and most
-    /// outcomes never occur.
-    counts: Option<Box<[u64; BUCKETS]>>,
+    counts: Box<[u64; BUCKETS]>,
     count: u64,
     sum: u64,
     max: u64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram { counts: Box::new([0; BUCKETS]), count: 0, sum: 0, max: 0 }
+    }
 }
 
 impl Histogram {
     /// Adds one latency to the histogram.
     #[inline]
     pub fn record(&mut self, nanos: u64) {
-        self.counts.get_or_insert_with(no_counts)[bucket_of(nanos)] += 1;
+        self.counts[bucket_of(nanos)] += 1;
         self.count += 1;
         self.sum = self.sum.saturating_add(nanos);
         self.max = self.max.max(nanos);
@@ -31,9 +35,8 @@ impl Histogram {
 
     /// Adds all latencies of another histogram.
     pub fn merge(&mut self, other: &Histogram) {
-        if let Some(theirs) = &other.counts {
-            let mine = self.counts.get_or_insert_with(no_counts);
-            mine.iter_mut().zip(theirs.iter()).for_each(|(mine, theirs)| *mine += theirs);
+        for (mine, theirs) in self.counts.iter_mut().zip(other.counts.iter()) {
+            *mine += theirs;
         }
         self.count += other.count;
         self.sum = self.sum.saturating_add(other.sum);
@@ -76,14 +79,12 @@ impl Histogram {
     /// Returns the buckets that are not empty: the largest value of each (nanoseconds), and its
     /// count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let counts = self.counts.iter().flat_map(|counts| counts.iter());
-        counts.enumerate().filter(|(_, count)| **count > 0).map(|(i, count)| (upper_of(i), *count))
+        self.counts
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0)
+            .map(|(i, count)| (upper_of(i), *count))
     }
-}
-
-#[cold]
-fn no_counts() -> Box<[u64; BUCKETS]> {
-    Box::new([0; BUCKETS])
 }
 
 #[inline]
@@ -135,17 +136,5 @@ mod tests {
         }
         assert_eq!(histogram.quantile_ns(1.0), 100_000_000);
         assert_eq!(Histogram::default().quantile_ns(0.5), 0);
-    }
-
-    #[test]
-    fn a_histogram_without_values_needs_no_memory() {
-        let mut histogram = Histogram::default();
-        histogram.merge(&Histogram::default());
-        assert!(histogram.counts.is_none());
-        assert_eq!(histogram.buckets().count(), 0);
-        let mut other = Histogram::default();
-        other.record(300);
-        histogram.merge(&other);
-        assert_eq!((histogram.count(), histogram.buckets().collect::<Vec<_>>()), (1, vec![(319, 1)]));
     }
 }

