@@ -16,6 +16,7 @@
 
 use std::time::Duration;
 
+use hob_engine::stats::DiskStats;
 use hob_engine::units::DiskId;
 use hob_storage::pool::OwnerId;
 use tokio::time::timeout;
@@ -64,13 +65,15 @@ impl Disks {
             let flash = pool.map(|pool| pool.flash.clone());
             (disk.wanted.name.clone(), spec, flash, shard, disk.recovering.is_some())
         };
-        let dirty = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_dirty);
+        let stats = shard.stats(id).await;
+        let is_clean = stats.as_ref().is_ok_and(|stats| has_no_dirty_data(stats));
+        let dirty = stats.map_or(u64::MAX, |stats| stats.sectors_dirty);
         let journal = spec.and_then(|spec| spec.journal);
         if let Ok(disk) = self.registry.inner().disk_mut(&name) {
             // A disk that waits for the cluster gives way to a migration if it has no dirty data.
             // Flash is not read for this, because a device that hangs would delay the next steps.
             disk.lost_dirty = journal.map(|journal| (journal.owner, dirty > 0 || is_coming));
-            if dirty == 0 {
+            if is_clean {
                 disk.note_clean_cache();
             }
         }
@@ -167,6 +170,12 @@ impl Disks {
         }
         self.registry.save_first().await
     }
+}
+
+/// Returns true if a cache has no dirty data, also not on devices that are missing now and may
+/// return.
+pub(in crate::services) fn has_no_dirty_data(stats: &DiskStats) -> bool {
+    stats.sectors_dirty == 0 && stats.sectors_lost == 0
 }
 
 /// Runs work on a pool in the background, and waits for its end for at most [`POOL_WAIT_MAX`].

@@ -54,6 +54,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use hob_control::DiskChanged;
 
+pub(super) use foreign_writer::has_no_dirty_data;
+
 use super::exports::ExportService;
 use super::observe::Observe;
 use super::peer_access::PeerAccess;

@@ -293,6 +293,8 @@ pub(in crate::services) struct DiskEntry {
     pub(in crate::services) lost_dirty: Option<(CacheOwner, bool)>,
     /// True if the daemon is ending and the disk has no dirty data any more.
     pub(in crate::services) drained_at_end: bool,
+    /// True if the drain left no dirty data, also not on devices that are missing.
+    pub(in crate::services) clean_at_end: bool,
     /// Time when the disk was closed last, if its backing could then still execute requests of this
     /// host for whose replies hob no longer waits.
     pub(in crate::services) unanswered_since: Option<tokio::time::Instant>,

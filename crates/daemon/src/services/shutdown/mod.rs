@@ -8,7 +8,7 @@ use hob_engine::command::Mode;
 use hob_engine::units::DiskId;
 use tokio::task::JoinSet;
 
-use super::disks::Disks;
+use super::disks::{Disks, has_no_dirty_data};
 use super::ending::Ending;
 use super::exports::ExportService;
 use super::migration::Migrations;
@@ -256,7 +256,7 @@ impl Shutdown {
         let is_flushed = closed.as_ref().is_ok_and(|gone| !gone.is_unflushed);
         if is_flushed
             && let Ok(disk) = self.registry.inner().disk_mut(name)
-            && disk.drained_at_end
+            && disk.clean_at_end
         {
             disk.note_clean_cache();
         }
@@ -311,8 +311,10 @@ impl Shutdown {
                 result = &mut clean => {
                     match result {
                         Ok(()) => {
+                            let stats = shard.stats(id).await;
                             if let Ok(disk) = self.registry.inner().disk_mut(name) {
                                 disk.drained_at_end = true;
+                                disk.clean_at_end = stats.is_ok_and(|stats| has_no_dirty_data(&stats));
                             }
                         }
                         Err(error) => tracing::warn!("disk {name}: its cache still has dirty data: {error}"),

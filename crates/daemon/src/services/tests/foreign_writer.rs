@@ -9,6 +9,7 @@ use hob_storage::pool::OwnerId;
 use super::recovery::{BLOCK, COMMITTED, LAZY, crash, end, prepare, read, reason, sectors, write};
 use super::*;
 use crate::api_error::ApiError;
+use crate::services::disks::has_no_dirty_data;
 
 /// Another host takes the disk over, writes one block, and releases the disk.
 async fn lose(bench: &Bench) {
@@ -126,6 +127,21 @@ fn a_restarted_daemon_knows_that_a_disk_was_drained() {
             assert_eq!(bench.services.migrations.keeps_dirty("vm"), !is_drained);
         });
     }
+}
+
+/// A device with the only copy of dirty data is missing, and may return.
+#[test]
+fn a_cache_with_dirty_data_on_a_missing_device_is_not_clean() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        let (shard, id) = bench.services.registry.shard_of("vm").unwrap();
+        let mut stats = shard.stats(id).await.unwrap();
+        assert!(has_no_dirty_data(&stats));
+        stats.sectors_lost = 1;
+        assert!(!has_no_dirty_data(&stats));
+        (stats.sectors_lost, stats.sectors_dirty) = (0, 1);
+        assert!(!has_no_dirty_data(&stats));
+    });
 }
 
 /// A device that hangs blocks its pool. A disk without dirty data goes offline nevertheless, and is
